@@ -432,7 +432,7 @@ def main(words=()):
     known = [function.__name__ for function in CHECKS]
     unknown = [word for word in words if not any(word in name for name in known)]
     if unknown:
-        print(f"articles.py: {', '.join(unknown)}: no such check; there are {', '.join(known)}")
+        print(f"articles.py: unknown checks: {', '.join(unknown)}. The checks are {', '.join(known)}")
         return 1
     failed = 0
     for function, article in CHECKS.items():

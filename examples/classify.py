@@ -166,7 +166,7 @@ def labelled(vocab, paths, length):
         ids = list(vocab.encode_stream((f"{text}\n" for _, text in rows), path))  # the newline is a token, too
         cut = sum(len(row) > length for row in ids)
         if cut:
-            print(f"{path}: {cut} of {len(ids)} rows have more than {length} tokens; the rest of them is left out")
+            print(f"{path}: {cut} of {len(ids)} rows have more than {length} tokens and are cut")
         tokens = np.full([len(ids), min(length, max(map(len, ids)))], PADDING, np.int32)
         for padded, row in zip(tokens, ids, strict=True):
             padded[: len(row)] = row[:length]
@@ -229,7 +229,7 @@ def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
     frozen = fit(classifier, train, held_out, epochs=epochs, learning_rate=10 * learning_rate)
     network.trainable = True
     tuned = fit(classifier, train, held_out, epochs=epochs, learning_rate=learning_rate)
-    print(f"accuracy on what is held out: network frozen {frozen:.3f}, fine-tuned {tuned:.3f}")
+    print(f"accuracy on the held-out texts: network frozen {frozen:.3f}, fine-tuned {tuned:.3f}")
     return classifier
 
 
@@ -244,7 +244,9 @@ def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, 
     keras.utils.set_random_seed(seed)
     folder = RunFolder(model_dir, "language_model")
     if not folder.has_config():
-        message = f"{model_dir} holds no run: python train.py --flagfile=configs/quickstart.cfg trains runs/quickstart"
+        message = (
+            f"{model_dir} contains no run: python train.py --flagfile=configs/quickstart.cfg trains runs/quickstart"
+        )
         raise ParameterError("model_dir", model_dir, "the folder of a run", message)
     if folder.family.name != "transformer_xl":
         message = f"model_dir must be a run of Transformer-XL, got family={folder.family.name} in {folder}"

@@ -38,7 +38,7 @@ def test_logits_are_products_with_every_row():
 
 
 def test_sizes_in_the_other_order_are_an_error_by_position_and_not_by_name():
-    with pytest.raises(ValueError, match="vocab=512 and d_model=1000 by position must be vocab first.*write vocab="):
+    with raises_parameter("vocab", 512):
         Embeddings(512, 1000)
     for layer in (Embeddings(vocab=3, d_model=8), Embeddings(3, d_model=8), Embeddings(1000, 512), Embeddings(4, 4)):
         assert (layer.vocab, layer.d_model) in {(3, 8), (1000, 512), (4, 4)}

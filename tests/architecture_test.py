@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, TEXT
+from helpers import ROOT, TEXT, mentions
 
 CONFIG = sorted((ROOT / "txl_config").rglob("*.py"))
 PATHS = sorted((ROOT / "txl_tf").rglob("*.py"))
@@ -192,4 +192,4 @@ def test_the_programs_of_the_wheel_run(installed, tmp_path):
     written = run("txl-generate", "--model_dir=run", "--prompt=the cat", "--max_new_tokens=5", "--seed=1")
     assert written.returncode == 0 and written.stdout.startswith("the cat"), written.stderr
     refused = run("txl-generate", "--model_dir=nowhere", "--prompt=the cat")
-    assert refused.returncode == 1 and "txl-generate: model_dir nowhere is not the folder of a run" in refused.stderr
+    assert refused.returncode == 1 and mentions(refused.stderr, "model_dir", "nowhere")

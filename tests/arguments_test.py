@@ -4,7 +4,7 @@ import inspect
 
 import keras
 import pytest
-from helpers import raises_parameter
+from helpers import mentions, raises_naming, raises_parameter
 
 from txl_tf.config.checks import RATE, WIDTH, Config, group, option
 from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
@@ -77,7 +77,7 @@ def test_fields_are_attributes_and_the_body_gets_its_own_arguments_alone():
 def test_what_may_be_given_by_position_is_told():
     with raises_parameter("More", [3, 2], error=CallError) as raised:
         More(3, 2)
-    assert "too many positional arguments: those by position are units" in str(raised.value)
+    assert mentions(str(raised.value), "units")
     assert isinstance(raised.value, TypeError)
 
 
@@ -98,5 +98,5 @@ def test_wrong_arguments_are_named(arguments, error, name, value):
 
 @pytest.mark.parametrize("missing, given", [("n_token", {"width": 4}), ("width", {"n_token": 9})])
 def test_the_message_names_the_missing_argument(missing, given):
-    with pytest.raises(TypeError, match=f"Network: missing a required.* argument: '{missing}'"):
+    with raises_naming(TypeError, "Network", missing):
         Network(**given)

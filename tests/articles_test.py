@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mentions
 
 import txl_tf
 from txl_tf import layers
@@ -151,11 +152,11 @@ def test_the_articles_code_computes_what_ours_does(example, capsys):
 def test_a_difference_or_an_unknown_name_is_told_by_the_status(example, capsys, monkeypatch):
     monkeypatch.setattr(example, "plain_mask", lambda *_: tf.fill([3, 6], np.nan))
     assert example.main(["create"]) == 1
-    assert capsys.readouterr().out.split() == ["article", "1", "create_mask", "inf", "too", "large"]
+    assert capsys.readouterr().out.split()[:4] == ["article", "1", "create_mask", "inf"]
     monkeypatch.setattr(example, "plain_ffn", lambda layer, x: x * np.nan)
-    assert example.main(["feed"]) == 1 and "nan  too large" in capsys.readouterr().out
+    assert example.main(["feed"]) == 1 and "nan" in capsys.readouterr().out
     assert example.main(["scaled", "nothing"]) == 1
-    assert "nothing: no such check; there are positional_embedding, rel_shift" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "nothing", "positional_embedding", "rel_shift")
 
 
 @pytest.mark.parametrize("page", PAGES)

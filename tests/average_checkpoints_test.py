@@ -14,7 +14,9 @@ from helpers import (
     assert_variables_equal,
     full_disk,
     make_run,
+    mentions,
     program,
+    raises_naming,
     raises_parameter,
     randomise,
     run_program,
@@ -135,10 +137,10 @@ def test_a_run_of_another_vocabulary_or_model_is_named(run, tmp_path):
     paths = {name: f"{tmp_path}/{name}/ckpt-1" for name in ("reversed", "heads")}
     with raises_parameter("vocab") as raised:
         average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", paths["reversed"]])
-    assert f"model_dir {folder} has another vocabulary " in str(raised.value)
+    assert mentions(str(raised.value), folder)
     with raises_parameter("checkpoints", paths["heads"]) as raised:
         average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", paths["heads"]])
-    assert "n_head is 3 in" in str(raised.value)
+    assert mentions(str(raised.value), "n_head", 3)
     average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", f"{tmp_path}/free/ckpt-1"])
 
 
@@ -183,29 +185,29 @@ def test_the_program_in_this_process(run, tmp_path, capsys):
 def test_the_program(run, tmp_path):
     arguments = [f"--model_dir={run[0]}", "--checkpoints=ckpt-1,ckpt-3", f"--output_dir={tmp_path / 'average'}"]
     result = run_program("tools/average_checkpoints.py", *arguments)
-    assert result.stdout == f"{tmp_path / 'average'}: the average of {run[0]}/ckpt-1, {run[0]}/ckpt-3\n", result.stderr
+    assert mentions(result.stdout, tmp_path / "average", f"{run[0]}/ckpt-1", f"{run[0]}/ckpt-3"), result.stderr
     assert_variables_equal(txl_tf.tf1_variables(txl_tf.load_run(tmp_path / "average")[0]), mean([run[1][0], run[1][2]]))
 
     result = run_program("tools/average_checkpoints.py", *arguments)
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert "average_checkpoints.py: " in result.stderr and "already holds a run" in result.stderr
+    assert "average_checkpoints.py: " in result.stderr and mentions(result.stderr, tmp_path / "average")
 
 
 def test_a_full_disk_names_the_file_and_leaves_nothing(run, tmp_path):
     folder, _ = run
     for size in (1, 100, 1000):  # of the vocabulary, of config.json, of the checkpoint
-        with full_disk(size), pytest.raises(OSError, match=r"average/\S+ cannot be written: .*File too large"):
+        with full_disk(size), raises_naming(OSError, tmp_path / "average"):
             average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
         assert not (tmp_path / "average").exists()
     (tmp_path / "average").mkdir()
-    with full_disk(1000), pytest.raises(OSError, match="cannot be written"):
+    with full_disk(1000), raises_naming(OSError, tmp_path / "average"):
         average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
     assert not list((tmp_path / "average").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_named(run, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file/average cannot be written: "):
+    with raises_naming(OSError, "file/average"):
         average_checkpoints(run[0].path, tmp_path / "file" / "average", num_last_checkpoints=2)
 
 
@@ -217,7 +219,7 @@ def test_an_average_is_evaluated_as_its_run_and_a_new_run_takes_its_batches(trai
     training = RunFolder(mean).read_config()["training"]
     assert training == RunFolder(trained_run[0]).read_config()["training"]
     assert evaluate_run(mean)["valid"] == trained_run[1]["valid"]
-    assert not [message for message in caplog.messages if "does not record" in message]
+    assert not [message for message in caplog.messages if "tgt_len" in message]
     assert Origin(RunFolder(tmp_path / "new"), mean).settings["training"] == {
         "tgt_len": 8, "train_batch_size": 4, "eval_batch_size": 2, "shuffle_documents": False,
     }  # fmt: skip
@@ -229,7 +231,7 @@ def test_an_evaluation_without_a_record_of_the_training_says_what_it_uses(traine
     config = folder.read_config()
     Path(folder.config_file).write_text(json.dumps({**config, "training": {"eval_batch_size": 2}}))
     evaluate_run(folder.path, evaluation=EvaluationConfig(max_eval_batch=1))
-    assert f"{folder} does not record tgt_len; the defaults: tgt_len 70" in caplog.messages
+    assert mentions(caplog.messages, folder, "tgt_len", 70)
     caplog.clear()
     evaluate_run(folder.path, evaluation=EvaluationConfig(tgt_len=3, max_eval_batch=1))
-    assert not [message for message in caplog.messages if "does not record" in message]
+    assert not [message for message in caplog.messages if "tgt_len" in message]

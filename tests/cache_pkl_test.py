@@ -11,7 +11,16 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import CACHED_SYMBOLS, CACHED_TOKENS, Python2Pickler, make_cache, raises_parameter, read_hostile
+from helpers import (
+    CACHED_SYMBOLS,
+    CACHED_TOKENS,
+    Python2Pickler,
+    make_cache,
+    mentions,
+    raises_naming,
+    raises_parameter,
+    read_hostile,
+)
 from hostile import read_forked
 
 from txl_tf.convert.cache_pkl import read_cache_pkl
@@ -107,7 +116,7 @@ def test_a_command_is_refused_by_name_and_not_run(tmp_path):
         with pytest.raises(ValueError) as error:
             read_cache_pkl(path)
             pytest.fail(f"{case}: not refused")
-        assert re.match(rf"{path} is refused: it names {module}\.{name}.*Nothing of it was run", str(error.value)), case
+        assert mentions(str(error.value), path, f"{module}.{name}"), case
         assert not marker.exists(), case
 
 
@@ -182,7 +191,7 @@ def test_attributes_set_on_a_class_reach_neither_the_class_nor_the_next_file(tmp
 def test_what_is_no_cache_is_one_clear_error(tmp_path, data):
     path = tmp_path / "cache.pkl"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=f"{path} cannot be read as the original's cache.pkl"):
+    with raises_parameter("path", str(path), error=FileError):
         read_cache_pkl(path)
 
 
@@ -190,7 +199,7 @@ def test_tokens_that_are_no_integers_and_symbols_that_are_no_text_are_errors(tmp
     path = make_cache(tmp_path / "cache.pkl", monkeypatch, train=np.array([1.5]))
     with raises_parameter("path", str(path), error=FileError) as error:
         read_cache_pkl(path)
-    assert "tokens must be a 1-D integer array, got f8" in str(error.value)
+    assert mentions(str(error.value), "tokens", "f8")
     with raises_parameter("path", str(path), error=FileError):
         read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, symbols=["the", 3]))
 
@@ -198,12 +207,12 @@ def test_tokens_that_are_no_integers_and_symbols_that_are_no_text_are_errors(tmp
 def test_a_remote_file(tmp_path, monkeypatch):
     path = make_cache(tmp_path / "cache.pkl", monkeypatch)
     assert read_cache_pkl(f"file://{path}").symbols == CACHED_SYMBOLS
-    with pytest.raises(FileNotFoundError, match="there is no file file://.*absent.pkl"):
+    with raises_naming(FileNotFoundError, "absent.pkl"):
         read_cache_pkl(f"file://{tmp_path}/absent.pkl")
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"there is no file {tmp_path}{os.sep}cache.pkl"):
+    with raises_naming(FileNotFoundError, f"{tmp_path}{os.sep}cache.pkl"):
         read_cache_pkl(tmp_path / "cache.pkl")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import raises_parameter
+from helpers import mentions, raises_parameter
 
 from txl_config.calls import bind_call, checked_call, checked_init, known_names, unknown_name
 from txl_config.errors import ArgumentTypeError, CallError, UnknownArgumentError, UnknownNameError
@@ -126,5 +126,5 @@ def test_a_name_that_a_module_does_not_have_names_the_place_or_the_nearest_name(
     assert isinstance(found, UnknownNameError) and isinstance(found, AttributeError)
     assert (found.name, found.value, found.allowed) == ("module.old", "old", "other.new")
     assert unknown_name("module", "nwe", ["new"], {}).allowed == ["new"]
-    assert "Did you mean 'new'" in str(unknown_name("module", "nwe", ["new"], {}))
+    assert mentions(str(unknown_name("module", "nwe", ["new"], {})), "new")
     assert "other.place" in str(unknown_name("module", "formre", ["new"], {"former": "other.place"}))

@@ -1,9 +1,7 @@
 """Columns of tagged files: CoNLL-U, MultiCoNER, comments, tokens with spaces; read as they are meant, or refused."""
 
-import re
-
 import pytest
-from helpers import raises_parameter, write_text
+from helpers import mentions, raises_parameter, write_text
 
 from txl_tf.config import ColumnsConfig, TaggedConfig
 from txl_tf.data.tagged.columns import BLANK, line_of, with_blanks
@@ -53,7 +51,7 @@ def test_conll_u(tmp_path):
 def test_conll_u_without_a_column_of_tags_is_refused(tmp_path, scheme, columns):
     with pytest.raises(ParameterError) as caught:
         read(tmp_path, CONLLU, scheme, **columns)
-    assert (caught.value.name, caught.value.value) == ("tag_column", None) and "file, line 3" in str(caught.value)
+    assert (caught.value.name, caught.value.value) == ("tag_column", None) and mentions(str(caught.value), "file", 3)
 
 
 def test_other_files_that_number_their_tokens(tmp_path):
@@ -72,7 +70,7 @@ def test_multiconer(tmp_path, caplog):
     with caplog.at_level("INFO", "txl_tf"):
         for scheme in (None, "none"):
             assert read(tmp_path, MULTICONER, scheme) == expected
-    assert caplog.text.count("comments left out: 2; the first is line 1, '# id 5239d808-f300\\tdomain=en'") == 2
+    assert sum(mentions(line, 2, 1, "'# id 5239d808-f300\\tdomain=en'") for line in caplog.messages) == 2
 
 
 def test_comments_in_files_of_two_columns(tmp_path):
@@ -120,7 +118,7 @@ def test_columns_by_number(tmp_path):
 def test_columns_that_are_not_there_are_named(tmp_path, name, column):
     with pytest.raises(ParameterError) as caught:
         read(tmp_path, "EU NNP I-NP I-ORG\n", **{name: column})
-    assert (caught.value.name, caught.value.value) == (name, column) and "file, line 1" in str(caught.value)
+    assert (caught.value.name, caught.value.value) == (name, column) and mentions(str(caught.value), "file", 1)
 
 
 @pytest.mark.parametrize("name", ["token_column", "tag_column"])
@@ -139,12 +137,12 @@ def test_lines_of_several_widths(tmp_path):
     with raises_parameter("tag", "DET") as raised:
         read(tmp_path, text)
     assert f"{tmp_path}/file, line 1: " in str(raised.value)
-    assert "--token_column and --tag_column name other columns" in str(raised.value)
+    assert mentions(str(raised.value), "--token_column", "--tag_column")
     rows = ["bc/x 0 0 a NN (A*) -", "bc/x 0 1 b NN *) * -"]
     text = "#begin document (bc/x); part 000\n" + "\n".join(rows) + "\n\n" + "\n".join(rows) + "\n#end document\n"
     with raises_parameter(f"{tmp_path}/file, line 3", "bc/x 0 1 b NN *) * -") as raised:
         read(tmp_path, text.replace("#end document\n", ""), "none")
-    assert "line 3 has 8 columns, and line 2 has 7" in str(raised.value)
+    assert mentions(str(raised.value), 3, 8, 2, 7)
     same = "\n".join(f"bc/x 0 {i} w NN" for i in range(2)) + "\n"
     with pytest.raises(ParameterError) as caught:
         read(tmp_path, f"{same}\n{same}", "none")
@@ -180,7 +178,7 @@ def test_spaces_and_tabs_are_one_symbol():
 def test_words_with_spaces_are_warned_of(tmp_path, caplog):
     path = write_text(tmp_path / "file", "New York\tB-LOC\nis\tO\n")
     read_corpus(TaggedConfig(train_path=path, valid_path=path, token_level="word"))
-    assert re.search("file, line 1: 'New␣York' has a space within, as have 1 of 2 tokens: text is split", caplog.text)
+    assert mentions(caplog.text, "file", 1, "'New␣York'", 2)
 
 
 def test_what_tag_py_writes_is_read_whatever_the_run_has_read(tmp_path):

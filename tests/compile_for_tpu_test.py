@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import ROOT
+from helpers import ROOT, mentions, raises_naming, raises_parameter
 
 from tools import compile_for_tpu
 
@@ -56,7 +56,7 @@ def test_a_version_without_stablehlo_is_named(monkeypatch):
             return generate
 
     monkeypatch.setattr(tf, "function", Old)
-    with pytest.raises(OSError, match=rf"needs StableHLO, which TensorFlow {tf.__version__} does not write$"):
+    with raises_naming(OSError, "StableHLO", tf.__version__):
         compile_for_tpu.lower(tf.identity, tf.zeros([]))
 
 
@@ -150,7 +150,7 @@ def test_a_loop_counts_as_often_as_it_runs():
 def test_what_does_not_fit_has_status_1():
     size = "--cutoffs= --tgt_len=2048 --mem_len=2048 --train_batch_size=512"
     out, status = compiled("--n_layer=1", "--program=training", *size.split())
-    assert status == 1 and "does not compile: RESOURCE_EXHAUSTED" in out
+    assert status == 1 and mentions(out, "RESOURCE_EXHAUSTED")
 
 
 def test_without_the_compiler_there_is_an_error_that_says_what_brings_it(monkeypatch):
@@ -158,7 +158,7 @@ def test_without_the_compiler_there_is_an_error_that_says_what_brings_it(monkeyp
         monkeypatch.setitem(sys.modules, name, None)
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["compile_for_tpu.py", "--model_dir=no such run", *SMALL.split()])
-    with pytest.raises(OSError, match=r"the TPU's compiler cannot be had: .*\[tpu-check\]"):
+    with raises_naming(OSError, "[tpu-check]"):
         compile_for_tpu.main()
     flags.FLAGS.unparse_flags()
 
@@ -172,16 +172,16 @@ def test_without_the_compiler_the_program_says_what_brings_it():
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "compile_for_tpu.py: the TPU's compiler cannot be had" in done.stderr and "[tpu-check]" in done.stderr
+    assert mentions(done.stderr, "compile_for_tpu.py") and "[tpu-check]" in done.stderr
 
 
 def test_a_folder_without_a_run_needs_a_vocabulary():
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["compile_for_tpu.py", "--model_dir=no such run"])
-    with pytest.raises(ValueError, match="no such run is no run: give n_token"):
+    with raises_parameter("n_token", None):
         compile_for_tpu.make_case()
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["compile_for_tpu.py", "--model_dir="])
-    with pytest.raises(ValueError, match="there is no model_dir: give n_token"):
+    with raises_parameter("n_token", None):
         compile_for_tpu.make_case()
     flags.FLAGS.unparse_flags()

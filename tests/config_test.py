@@ -5,7 +5,7 @@ import inspect
 import json
 
 import pytest
-from helpers import ANY, raises_parameter
+from helpers import ANY, mentions, raises_naming, raises_parameter
 
 import txl_tf
 from txl_tf import config
@@ -405,41 +405,27 @@ def test_a_bad_value_is_an_error_that_names_the_argument_the_value_and_what_is_a
 
 
 @pytest.mark.parametrize(
-    "group, values, message",
+    "group, values, facts",
     [
-        (TrainingConfig, {"tgt_len": -3}, "tgt_len must be at least 1, got -3"),
-        (OptimizerConfig, {"schedule": "x"}, "schedule must be one of cosine, noam, linear, constant, got 'x'"),
-        (DecoderConfig, {"dropout": 1.0}, "dropout must lie in [0, 1), got 1.0"),
-        (TextConfig, {"cutoffs": (5, 5)}, "cutoffs must be positive and rise, got [5, 5]"),
-        (
-            DecoderConfig,
-            {"init": "xavier"},
-            "init must be one of normal, uniform, got 'xavier'; or a Keras initializer: an object, its name or its "
-            "configuration",
-        ),
-        (TaggedConfig, {"unit_vectors": 1}, "unit_vectors must be True or False, got 1"),
-        (
-            TaggedConfig,
-            {"lowercase_vectors": True},
-            "lowercase_vectors must be left out, got True: there are no vectors",
-        ),
-        (RunConfig, {"steps_per_execution": 7}, "steps_per_execution=7 must divide train_steps=100000"),
-        (
-            OptimizerConfig,
-            {"weight_decay": 0.1},
-            "weight_decay must be 0 or more, and 0 for adam and sgd, got 0.1 for adam",
-        ),
+        (TrainingConfig, {"tgt_len": -3}, ["tgt_len", 1, -3]),
+        (OptimizerConfig, {"schedule": "x"}, ["schedule", "cosine, noam, linear, constant", "'x'"]),
+        (DecoderConfig, {"dropout": 1.0}, ["dropout", "[0, 1)", 1.0]),
+        (TextConfig, {"cutoffs": (5, 5)}, ["cutoffs", "[5, 5]"]),
+        (DecoderConfig, {"init": "xavier"}, ["init", "normal, uniform", "'xavier'", "Keras"]),
+        (TaggedConfig, {"unit_vectors": 1}, ["unit_vectors", True, False, 1]),
+        (TaggedConfig, {"lowercase_vectors": True}, ["lowercase_vectors", True]),
+        (RunConfig, {"steps_per_execution": 7}, ["steps_per_execution=7", "train_steps=100000"]),
+        (OptimizerConfig, {"weight_decay": 0.1}, ["weight_decay", 0, 0.1, "adam", "sgd"]),
         (
             MachineConfig,
             {"matmul_precision": "bfloat16", "mixed_precision": "auto"},
-            "matmul_precision must be float32 for mixed_precision=auto, got 'bfloat16'",
+            ["matmul_precision", "float32", "mixed_precision=auto", "'bfloat16'"],
         ),
     ],
 )
-def test_the_message_of_each_kind_of_check(group, values, message):
-    with pytest.raises(ParameterError) as raised:
+def test_the_message_of_each_kind_of_check(group, values, facts):
+    with raises_naming(ParameterError, *facts):
         make(group, **values)
-    assert str(raised.value) == message
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -470,9 +456,8 @@ def test_attributes_of_another_object_are_checked_as_the_group_s_own():
 
 @pytest.mark.parametrize("cutoffs", [[10, 10], [12, 5], [0, 5], [5, 23], [5, 30], [-3, 5], [0], [23]], ids=str)
 def test_cutoffs_that_leave_a_bin_empty_are_an_error(cutoffs):
-    with raises_parameter("cutoffs", cutoffs, "numbers that increase and lie between 0 and n_token=23") as raised:
+    with raises_parameter("cutoffs", cutoffs, "numbers that increase and lie between 0 and n_token=23"):
         check_bins(23, 8, cutoffs, 1)
-    assert str(raised.value) == f"cutoffs must increase and lie between 0 and n_token=23, got {cutoffs}"
 
 
 @pytest.mark.parametrize("cutoffs", [[], [1], [22], [1, 2, 3], [7, 15]], ids=str)
@@ -484,7 +469,7 @@ def test_cutoffs_that_leave_something_to_every_bin_are_none(cutoffs):
 def test_a_bin_of_width_0_is_an_error_that_names_it():
     with raises_parameter("d_embed", 15, "at least 16") as raised:
         check_bins(23, 15, [5, 12], 4)
-    assert "div_val=4 divides d_embed=15 down to width 0 in bin 2 of 3" in str(raised.value)
+    assert mentions(str(raised.value), "div_val=4", "d_embed=15", 2, 3)
     check_bins(23, 16, [5, 12], 4)
     check_bins(23, 3, [], 4)  # one bin, and nothing to divide
 

@@ -15,7 +15,7 @@ import shlex
 import keras
 import pytest
 from absl import flags
-from helpers import N_TOKEN, OF_ANY_TEXT, ROOT, bins_of, dataset_of, raises_parameter
+from helpers import N_TOKEN, OF_ANY_TEXT, ROOT, bins_of, dataset_of, mentions, raises_parameter
 from original_scripts import DEFAULTS, EVAL, SCRIPTS, TEST_DATA, TRAIN, TRAIN_DATA
 
 from txl_programs import find_program, train
@@ -174,7 +174,7 @@ def test_its_model_has_the_parameters_that_the_comment_states(name, parse):
     count = count_parameters(json.dumps(model_of_flags(name).to_dict() | without_effect))
     if name in OF_ANY_TEXT:
         return
-    assert f"# {count:,} parameters with {N_TOKEN[dataset_of(name)]:,} symbols." in CONFIGS[name]
+    assert mentions(CONFIGS[name], f"{count:,}", f"{N_TOKEN[dataset_of(name)]:,}")
     known, tolerance = KNOWN_SIZES.get(name, (count, 0))
     assert abs(count - known) <= tolerance
 

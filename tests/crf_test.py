@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_round_trips, raises_parameter
+from helpers import assert_round_trips, raises_naming, raises_parameter
 
 from txl_tf.taggers import crf
 
@@ -197,7 +197,7 @@ def test_layer_round_trips_and_names_a_wrong_shape():
     for wrong in (np.ones([2, 2]), [[True] * 4, [True] * 3]):
         with raises_parameter("allowed", limit="[4, 4]"):
             crf.CRF(2, allowed=wrong)
-    with pytest.raises(ValueError, match=r"emissions must be .* of time 1 or more, got float32 \[2, 0, 3\]"):
+    with raises_naming(ValueError, "emissions", "[2, 0, 3]"):
         crf.CRF(3).decode(tf.zeros([2, 0, 3]))
 
 
@@ -206,7 +206,7 @@ def test_tags_of_elements_must_be_ids():
     layer = crf.CRF(4)  # not built
     tags = np.array([[0, 3, -100], [1, 99, -1]])
     np.testing.assert_allclose(layer.nll(emissions, tags, mask), np.log([16, 4]), rtol=1e-6)
-    with pytest.raises(ValueError, match="tags must lie between 0 and 3 wherever there is an element, .* -100 and 99"):
+    with raises_naming(ValueError, "tags", 0, 3, -100, 99):
         layer.nll(emissions, tags)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="tags must lie between 0 and 3 wherever"):
+    with raises_naming(tf.errors.InvalidArgumentError, "tags", 0, 3):
         tf.function(layer.nll)(emissions, tags)

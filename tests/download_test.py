@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from helpers import raises_parameter
+from helpers import mentions, raises_naming, raises_parameter
 
 from txl_tf.data.text import corpus, download
 
@@ -149,9 +149,7 @@ def test_what_is_there_is_not_fetched_again(tmp_path, monkeypatch):
     (data / "enwik8.zip").unlink()
     download.fetch("enwik8", data, url)  # the text is there
     (data / "test.txt").unlink()
-    with pytest.raises(
-        OSError, match=r"cannot fetch file:.*/web/enwik8.zip: .*\n.*put enwik8.zip into .*--download_url"
-    ):
+    with raises_naming(OSError, "enwik8.zip", "--download_url"):
         download.fetch("enwik8", data, url)
 
 
@@ -221,7 +219,7 @@ def test_a_flipped_bit_or_a_lost_end_is_noticed_or_changes_nothing(tmp_path, dat
         try:
             download.fetch(dataset, folder)
         except ValueError as error:
-            assert f"{folder / archive} is not" in str(error) and len(str(error).splitlines()) == 1
+            assert mentions(str(error), folder / archive) and len(str(error).splitlines()) == 1
             assert files_in(folder) == {archive}
             noticed += 1
         else:
@@ -302,7 +300,7 @@ def test_an_archive_from_the_published_address_must_be_the_published_one(tmp_pat
         download.fetch("wt2", tmp_path / "data")
     assert re.fullmatch("[0-9a-f]{64}", raised.value.value)
     download.fetch("wt2", tmp_path / "mirrored", url)  # of another address only a warning
-    assert "is not the published wikitext-2-v1.zip: it should have 000" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "wikitext-2-v1.zip")
     content = (tmp_path / "web/wikitext-2-v1.zip").read_bytes()
     monkeypatch.setitem(download.CHECKSUMS, "wikitext-2-v1.zip", (size, hashlib.sha256(content).hexdigest()))
     download.fetch("wt2", tmp_path / "data")

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_round_trips, raises_parameter
+from helpers import assert_round_trips, raises_naming, raises_parameter
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import embedding_lookup
@@ -60,7 +60,7 @@ def test_ids_that_float32_does_not_have_are_embedded_exactly():
 def test_whole_numbers_of_any_type_are_ids_and_others_an_error():
     with raises_parameter("tokens", allowed="integers"):
         mask_adaptive_embedding_lookup(tf.constant([[True]]), [np.eye(3)], [None], cutoffs=[], d_proj=3)
-    with pytest.raises(ValueError, match=r"tokens must be filled up to one length, .* got a ragged int32 \[2, None\]"):
+    with raises_naming(ValueError, "tokens", "[2, None]"):
         mask_adaptive_embedding_lookup(tf.ragged.constant([[1], [1, 2]]), [np.eye(3)], [None], cutoffs=[], d_proj=3)
     for dtype in ("uint8", "int64", "float32"):
         y = mask_adaptive_embedding_lookup(tf.cast([[1, 2]], dtype), [np.eye(3)], [None], cutoffs=[], d_proj=3)

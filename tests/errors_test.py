@@ -187,7 +187,7 @@ FILE_MESSAGES = [
     (
         '{"checksum": "0"}',
         lambda path: read_json(path, lambda values: None),
-        '{} is not as it was written: checksum mismatch. If you changed it on purpose, remove the line "checksum"; ',
+        '{} was changed or damaged: its checksum differs. If you changed it on purpose, remove the line "checksum"; ',
     ),
     (
         '{"body": "a"}',

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import full_disk, raises_parameter
+from helpers import full_disk, mentions, raises_naming, raises_parameter
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -83,7 +83,7 @@ def test_the_text_that_is_evaluated_is_not_written_over(trained, tmp_path):
 
 def test_a_file_that_is_too_short_is_named_with_the_size_of_the_batches(trained, tmp_path):
     (tmp_path / "short.txt").write_text("so")
-    with pytest.raises(ValueError, match=f"^{tmp_path}/short.txt has 2 tokens: eval_batch_size=2 and tgt_len="):
+    with raises_parameter(f"{tmp_path}/short.txt", 2):
         evaluate(trained, eval_path=str(tmp_path / "short.txt"))
 
 
@@ -113,19 +113,19 @@ def test_a_damaged_checkpoint_is_one_clear_error(trained, run_dir, file):
 def test_a_checkpoint_of_another_shape_names_the_variable_and_both_shapes(trained):
     with raises_parameter("checkpoint", error=MisfitError) as raised:
         evaluate(trained, model={"d_inner": 32})
-    assert any("layer_1/kernel is [16, 16] in the checkpoint and [16, 32]" in line for line in raised.value.differences)
+    assert any(mentions(line, "layer_1/kernel", "[16, 16]", "[16, 32]") for line in raised.value.differences)
 
 
 def test_token_nll_on_a_full_disk_names_the_file_and_leaves_what_was_there(trained, tmp_path):
     path = tmp_path / "tokens.tsv"
     path.write_text("before")
-    with full_disk(500), pytest.raises(OSError, match="tokens.tsv cannot be written: .*File too large"):
+    with full_disk(500), raises_naming(OSError, "tokens.tsv"):
         evaluate(trained, token_nll=str(path))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
 def test_token_nll_where_nothing_can_be_written_is_refused_at_once(trained, tmp_path):
-    with pytest.raises(OSError, match="none/tokens.tsv cannot be written: "):
+    with raises_naming(OSError, "none/tokens.tsv"):
         evaluate(trained, token_nll=str(tmp_path / "none" / "tokens.tsv"), eval_split="nothing so far")
-    with pytest.raises(OSError, match="cannot be written: it is a folder"):
+    with raises_naming(OSError, tmp_path):
         evaluate(trained, token_nll=str(tmp_path), eval_split="nothing so far")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, program, raises_parameter
+from helpers import SMALL, mentions, program, raises_naming, raises_parameter
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
@@ -67,7 +67,7 @@ FILES = {"classifier": "classifier.keras", "own_tagger": "tagger.keras", "encode
 def test_an_example_learns_and_what_it_writes_is_loaded(example, tmp_path, capsys):
     name, module = example
     module.train(output=str(tmp_path), n_dates=1500, epochs=2, seed=0)
-    assert "never seen: " in capsys.readouterr().out
+    assert re.search(r"\d\.\d", capsys.readouterr().out)
     model = keras.saving.load_model(tmp_path / FILES[name])
     rows = np.random.default_rng(0).integers(32, 127, [3, 12]).astype(np.int32)
     rows[1, 7:] = 0
@@ -163,7 +163,7 @@ def test_labelled_rows_are_filled_up_and_every_fifth_of_a_label_is_held_out(clas
     assert labels.tolist() == [0] * 8 + [1] * 4 and held_out_labels.tolist() == [0, 0, 1]
     assert tokens[:2].tolist() == [[0, 22, -1, -1, -1, -1, -1], [0, 0, 22, -1, -1, -1, -1]]
     assert held_out.tolist() == [[0] * 5 + [22, -1], [0] * 7, [1, 22] + [-1] * 5]
-    assert f"{path}: 4 of 15 rows have more than 7 tokens; the rest of them is left out" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, path, 4, 15, 7)
 
     second = write_rows(tmp_path / "test.tsv", [("bad", "ab")])
     _, (tokens, _), (held_out, held_out_labels) = classify.labelled(vocab, [path, second], 20)
@@ -171,23 +171,20 @@ def test_labelled_rows_are_filled_up_and_every_fifth_of_a_label_is_held_out(clas
 
 
 @pytest.mark.parametrize(
-    "rows, message",
+    "rows, facts",
     [
-        (["good\tab", "bad ab"], "rows.tsv, line 2 must be label<TAB>text, neither empty, got 'bad ab'"),
-        (["good\t "], "rows.tsv, line 1 must be label<TAB>text"),
-        (["good\tab"] * 6, "rows.tsv must have two labels of five rows or more, got only the label 'good'"),
-        (["good\tab"] * 6 + ["bad\tb"] * 4, "rows.tsv must have two labels of five rows or more, got 4 of 'bad'"),
-        (
-            ["good\tab"] * 6 + ["bad\tb"] * 4 + ["bad\tX"],
-            "rows.tsv, line 11: 'X' is not in the vocabulary",
-        ),
-        ([""], "rows.tsv, line 1 must be label<TAB>text"),
-        ([], "rows.tsv is empty"),
+        (["good\tab", "bad ab"], [2, "label<TAB>text", "'bad ab'"]),
+        (["good\t "], [1, "label<TAB>text"]),
+        (["good\tab"] * 6, ["'good'"]),
+        (["good\tab"] * 6 + ["bad\tb"] * 4, [4, "'bad'"]),
+        (["good\tab"] * 6 + ["bad\tb"] * 4 + ["bad\tX"], [11, "'X'"]),
+        ([""], [1, "label<TAB>text"]),
+        ([], []),
     ],
 )
-def test_bad_rows_are_named(classify, vocab, tmp_path, rows, message):
+def test_bad_rows_are_named(classify, vocab, tmp_path, rows, facts):
     (tmp_path / "rows.tsv").write_text("".join(f"{row}\n" for row in rows))
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with raises_naming(ValueError, "rows.tsv", *facts):
         classify.labelled(vocab, [str(tmp_path / "rows.tsv")], 10)
 
 
@@ -214,16 +211,16 @@ def test_padding_does_not_change_what_a_row_is_taken_for(classify, small_lm):
 
 
 def test_a_run_of_another_family_is_refused(classify, vocab, tmp_path):
-    def refused(message):
-        with pytest.raises(ValueError, match=message):
+    def refused(*fields):
+        with raises_parameter(*fields):
             classify.classify(str(tmp_path), None, None, None, 20, 8, 0.01, "float32", False, 0)
 
     (tmp_path / "config.json").write_text(json.dumps({"family": "transformer", "model": {}, "data": {}}))
-    refused("family must be .*, got 'transformer'")
+    refused("family", "transformer")
     (tmp_path / "config.json").unlink()
     absolute = {**SMALL, "mem_len": 0}
     RunFolder(tmp_path).create({}, absolute, [vocab], TransformerLM(**absolute), step=1)
-    refused("model_dir must be a run of Transformer-XL, got family=transformer_lm")
+    refused("model_dir")
 
 
 @pytest.mark.slow
@@ -234,8 +231,8 @@ def test_the_program_learns_from_rows(classify, vocab, small_lm, tmp_path, capsy
     path, output = write_rows(tmp_path / "rows.tsv", rows * 5), tmp_path / "classifier.keras"
     classify.classify(str(tmp_path / "run"), None, [path], str(output), 20, 8, 0.01, "float32", False, 0)
     printed = capsys.readouterr().out
-    assert "fine-tuned 1.000" in printed and "always taking the most frequent class would be right for 0.500" in printed
-    assert "up, taken for up: 'ab" in printed and "down, taken for down: 'ut" in printed
+    assert "fine-tuned 1.000" in printed and mentions(printed, "0.500")
+    assert re.search(r"\bup\b.*\bup\b.*'ab", printed) and re.search(r"\bdown\b.*\bdown\b.*'ut", printed)
     logits = keras.saving.load_model(output)(np.array([[0, 1, 2, 22, -1], [20, 19, 18, 17, 22]], np.int32))
     assert np.argmax(logits, 1).tolist() == [0, 1]
 

@@ -17,7 +17,9 @@ from helpers import (
     SMALL,
     Subwords,
     eagerly,
+    mentions,
     program,
+    raises_naming,
     raises_parameter,
     randomise,
     run_program,
@@ -327,7 +329,7 @@ def test_the_functions_of_a_loaded_model_have_these_defaults(loaded, request_of,
     state = loaded.initial_state(3)["state"]
     np.testing.assert_array_equal(loaded.next(tokens, state)["ids"], request_of("next")["ids"])
     np.testing.assert_array_equal(loaded.score_text(TEXTS)["nll"], request_of("score_text")["nll"])
-    with pytest.raises(TypeError, match="missing a required argument: 'lengths'"):
+    with raises_naming(TypeError, "lengths"):
         loaded.generate(tokens)
     if whole:
         given = {"text": np.array(TEXTS, object), "stop": np.array([["w3", "\n"]], object)}
@@ -449,9 +451,9 @@ def test_a_c_program_scores_and_survives_bad_requests(lm, text, exported, tmp_pa
         np.testing.assert_allclose(np.array(line.split(), float), row, atol=2e-5)
     for line, start in zip(lines[9:12], ("id: ", "labels: ", "state: "), strict=True):
         assert line.startswith(f"{start}invalid argument")
-    assert "[tokens must hold ids between 0 and 22, got] [1073741824]" in lines[9]
-    assert "[labels must have the shape of tokens, got] [3 5]" in lines[10]
-    assert "[state must be [B, 2, 2, 2, 4, 3], got] [3 3 2 2 5 3]" in lines[11]
+    assert mentions(lines[9], "tokens", 0, 22, 1073741824)
+    assert mentions(lines[10], "labels", "[3 5]")
+    assert mentions(lines[11], "state", "[B, 2, 2, 2, 4, 3]", "[3 3 2 2 5 3]")
     assert lines[12:] == lines[:3]
 
 
@@ -489,8 +491,7 @@ def test_long_rows_are_fewer(small_lm, monkeypatch):
             if rows <= fit[n]:
                 assert request(*arguments)["state"].shape[0] == rows
                 continue
-            message = rf"tokens must have at most {fit[n]} row\(s\) of {n} tokens and 0 new ones, got.*\n.*{rows}"
-            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            with raises_naming(tf.errors.InvalidArgumentError, "tokens", fit[n], n, 0, rows):
                 request(*arguments)
 
     def lengths_of(rows, n, max_new_tokens):
@@ -500,8 +501,7 @@ def test_long_rows_are_fewer(small_lm, monkeypatch):
         return served.generate(tf.zeros([rows, n], tf.int32), tf.fill([rows], n), **options)["lengths"].numpy()
 
     assert lengths_of(1, 50, [50]).tolist() == [100]
-    message = r"tokens must have at most 1 row\(s\) of 20 tokens and 50 new ones, got.*\n.*2"
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    with raises_naming(tf.errors.InvalidArgumentError, "tokens", 1, 20, 50, 2):
         lengths_of(2, 20, [0, 50])
 
 
@@ -519,11 +519,10 @@ def test_the_padded_size_of_texts_counts_and_rows_are_counted_before_tokens(smal
     fit = served.limits.max_bytes // served.limits.row_bytes(40)
     assert fit < 3
     assert served.score_text(tf.constant(["a" * 50]))["lengths"].numpy().tolist() == [50]
-    message = rf"text must have at most {fit} row\(s\) of 40 tokens and 0 new ones, got.*\n.*3"
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    with raises_naming(tf.errors.InvalidArgumentError, "text", fit, 40, 0, 3):
         served.score_text(tf.constant(["a" * 40, "", "a"]))
     monkeypatch.setattr(tokenizer, "encode", None)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"text must have at most 4 rows, got.*\n.*5"):
+    with raises_naming(tf.errors.InvalidArgumentError, "text", 4, 5):
         served.score_text(tf.constant([""] * 5))
 
 
@@ -611,86 +610,85 @@ def rows_of(batch):
     return {"tokens": np.zeros([batch, 6], np.int32), "state": batch}
 
 
-STATE = r"\[state must be \[B, \d, 2, 2, 4, 3\], got\] "
 BAD = [  # an integer as a state stands for an empty one of so many rows, a float for one of that value
-    ("score", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
-    ("score", {"labels": np.full([3, 6], -1, np.int32)}, "labels must hold ids between 0 and 22"),
-    ("score", {"labels": np.zeros([3, 7], np.int32)}, "labels must have the shape of tokens"),
-    ("score", {"state": 2}, "state must have as many rows as tokens"),
-    ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 3 2 2 4 3\]"),
-    ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 2 2 4 3\]"),
-    ("next", {"state": np.nan}, r"state must hold finite .*\] \[nan"),
-    ("score", {"state": np.inf}, r"state must hold finite .*\] \[inf"),
-    ("next", {"state": np.float32(0)}, STATE + r"\[\]"),
-    ("next", {"tokens": np.zeros([3], np.int32)}, r"tokens must be \[B, T\], got\] \[3\]"),
-    ("score", {"tokens": np.int32(0)}, r"tokens must be \[B, T\], got\] \[\]"),
-    ("score", {"labels": np.zeros([3, 6, 1], np.int32)}, r"labels must be \[B, T\], got\] \[3 6 1\]"),
-    ("score", {**rows_of(0), "labels": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
-    ("score", {**rows_of(65), "labels": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65"),
-    ("next", rows_of(0), r"tokens must have at least 1 row, got\] \[0\]"),
-    ("next", rows_of(65), r"tokens must have at most 64 rows, got\] \[65\]"),
-    ("next", {"tokens": np.zeros([3, 0], np.int32)}, "tokens must be 1 to 100 a row"),
-    ("next", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be 1 to 100 a row"),
-    ("generate", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be at most 100 a row"),
-    ("generate", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
-    ("generate", {"tokens": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
-    ("generate", {"tokens": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65\]"),
-    ("generate", {"tokens": np.zeros([6], np.int32)}, r"tokens must be \[B, T\], got\] \[6\]"),
-    ("generate", {"lengths": np.int32([[6, 2, 3]])}, r"lengths must be \[B\], got\] \[1 3\]"),
-    ("generate", {"lengths": np.int32([7, 1, 1])}, "lengths must lie between 0 and those of tokens"),
-    ("generate", {"max_new_tokens": np.int32([1, -1, 1])}, "max_new_tokens must lie between 0 and 100"),
-    ("generate", {"max_new_tokens": np.int32([1, 2**31 - 1, 1])}, "max_new_tokens must lie between 0 and 100"),
-    ("generate", {"temperature": VECTOR - 1}, "temperature must be 0 or more"),
-    ("generate", {"temperature": VECTOR * np.float32("nan")}, "temperature must be 0 or more"),
-    ("generate", {"temperature": VECTOR[:2]}, r"temperature must be \[batch\]"),
-    ("generate", {"temperature": np.float32(1)}, r"temperature must be \[B\], got\] \[\]"),
-    ("generate", {"top_k": np.int32([1, -1, 1])}, "top_k must be 1 or more, or 0"),
-    ("generate", {"top_p": VECTOR * 0}, "top_p must lie in"),
-    ("generate_text", {"top_p": VECTOR + 1}, "top_p must lie in"),
-    ("generate", {"min_p": VECTOR + 0.5}, r"min_p must lie in \[0, 1\)"),
-    ("generate", {"min_p": VECTOR[:2]}, r"min_p must be \[batch\]"),
-    ("generate_text", {"repetition_penalty": VECTOR * 0}, "repetition_penalty must be positive"),
-    ("generate", {"repetition_penalty": VECTOR * np.float32("inf")}, "repetition_penalty must be positive"),
-    ("generate", {"repetition_window": np.int32([0])}, "repetition_window must lie between 1 and 1073741823"),
-    ("generate", {"num_return_sequences": np.int32([2, 0, 1])}, "num_return_sequences must be 1 or more"),
-    ("generate", {"num_return_sequences": np.int32([22])}, r"64 rows, times num_return_sequences, got\] \[66\]"),
-    ("generate_texts", {"num_return_sequences": np.int32([2**31 - 1])}, r"times num_return_sequences, got\] \[6442"),
-    ("generate", {"stop_ids": np.int32([[[3, 23]]])}, r"stop_ids must hold ids between -1 and 22, got\] \[23\]"),
-    ("generate", {"stop_ids": np.int32([[[-1, 3]]])}, "stop_ids may have -1 only after the ids of a stop string"),
-    ("generate", {"stop_ids": np.zeros([2, 1, 1], np.int32)}, "stop_ids must have 1 row, or one for each row"),
-    ("generate", {"stop_ids": np.zeros([1, 9, 1], np.int32)}, "stop_ids must have at most 8 stop strings a row"),
-    ("generate", {"stop_ids": np.zeros([1, 1, 65], np.int32)}, "a stop string of stop_ids must have at most 64 ids"),
-    ("generate", {"stop_ids": np.int32([[3]])}, r"stop_ids must be \[B, S, L\], got\] \[1 1\]"),
-    ("generate_text", {"stop": np.array([["w3", "w3 w99"]], object)}, r"23 symbols of the vocabulary, got\] \[w3 w99"),
-    ("generate_text", {"stop": np.array([[" "]], object)}, "stop must be made of the 23 symbols of the vocabulary"),
-    ("generate_text", {"stop": np.array([["w3"]] * 2, object)}, "stop must have 1 row, or one for each row"),
-    ("generate_texts", {"stop": np.array([["w3 " * 22]], object)}, "a string of stop must have at most 64 bytes"),
-    ("generate_text", {"stop": np.array(["w3"], object)}, r"stop must be \[B, S\], got\] \[1\]"),
-    ("generate_text", {"text": np.array(["", "", "w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
-    ("score_text", {"text": np.array(["w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
-    ("score_text", {"text": np.array(["w1 " * 3_000_000], object)}, "at most 8388608 bytes in all rows, got"),
-    ("score_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
-    ("score_text", {"text": np.array(["w1"] * 65, object)}, r"text must have at most 64 rows, got\] \[65\]"),
-    ("score_text", {"text": np.array("w1", object)}, r"text must be \[B\], got\] \[\]"),
-    ("score_text", {"text": np.array([b"w1 w2", b"w1 \xff"], object)}, r"text must be UTF-8 in every row, got\] .* 1"),
-    ("generate_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
-    ("generate_text", {"text": np.array(["w1"] * 400, object)}, r"text must have at most 64 rows, got\] \[400\]"),
-    ("generate_text", {"text": np.array([["w1"]], object)}, r"text must be \[B\], got\] \[1 1\]"),
-    ("initial_state", {"batch_size": np.int32(-1)}, "batch_size must lie between 0 and 64"),
-    ("initial_state", {"batch_size": np.int32(10**9)}, "batch_size must lie between 0 and 64"),
-    ("initial_state", {"batch_size": np.int32([2**31 - 1, 2**31 - 1, 3])}, "batch_size must lie between 0 and 64"),
+    ("score", {"tokens": np.full([3, 6], 23, np.int32)}, ["tokens", 0, 22]),
+    ("score", {"labels": np.full([3, 6], -1, np.int32)}, ["labels", 0, 22]),
+    ("score", {"labels": np.zeros([3, 7], np.int32)}, ["labels", "tokens"]),
+    ("score", {"state": 2}, ["state", "tokens"]),
+    ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, ["state", "[3 3 2 2 4 3]"]),
+    ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, ["state", "[3 2 2 4 3]"]),
+    ("next", {"state": np.nan}, ["state", "nan"]),
+    ("score", {"state": np.inf}, ["state", "inf"]),
+    ("next", {"state": np.float32(0)}, ["state", "[]"]),
+    ("next", {"tokens": np.zeros([3], np.int32)}, ["tokens", "[B, T]", 3]),
+    ("score", {"tokens": np.int32(0)}, ["tokens", "[B, T]", "[]"]),
+    ("score", {"labels": np.zeros([3, 6, 1], np.int32)}, ["labels", "[B, T]", "[3 6 1]"]),
+    ("score", {**rows_of(0), "labels": np.zeros([0, 6], np.int32)}, ["tokens", 1, 0]),
+    ("score", {**rows_of(65), "labels": np.zeros([65, 6], np.int32)}, ["tokens", 64, "65"]),
+    ("next", rows_of(0), ["tokens", 1, 0]),
+    ("next", rows_of(65), ["tokens", 64, 65]),
+    ("next", {"tokens": np.zeros([3, 0], np.int32)}, ["tokens", 1, 100]),
+    ("next", {"tokens": np.zeros([3, 101], np.int32)}, ["tokens", 1, 100]),
+    ("generate", {"tokens": np.zeros([3, 101], np.int32)}, ["tokens", 100]),
+    ("generate", {"tokens": np.full([3, 6], 23, np.int32)}, ["tokens", 0, 22]),
+    ("generate", {"tokens": np.zeros([0, 6], np.int32)}, ["tokens", 1, 0]),
+    ("generate", {"tokens": np.zeros([65, 6], np.int32)}, ["tokens", 64, 65]),
+    ("generate", {"tokens": np.zeros([6], np.int32)}, ["tokens", "[B, T]", 6]),
+    ("generate", {"lengths": np.int32([[6, 2, 3]])}, ["lengths", "[B]", "[1 3]"]),
+    ("generate", {"lengths": np.int32([7, 1, 1])}, ["lengths", 0, "tokens"]),
+    ("generate", {"max_new_tokens": np.int32([1, -1, 1])}, ["max_new_tokens", 0, 100]),
+    ("generate", {"max_new_tokens": np.int32([1, 2**31 - 1, 1])}, ["max_new_tokens", 0, 100]),
+    ("generate", {"temperature": VECTOR - 1}, ["temperature", 0]),
+    ("generate", {"temperature": VECTOR * np.float32("nan")}, ["temperature", 0]),
+    ("generate", {"temperature": VECTOR[:2]}, ["temperature", "[batch]"]),
+    ("generate", {"temperature": np.float32(1)}, ["temperature", "[B]", "[]"]),
+    ("generate", {"top_k": np.int32([1, -1, 1])}, ["top_k", 1, 0]),
+    ("generate", {"top_p": VECTOR * 0}, ["top_p"]),
+    ("generate_text", {"top_p": VECTOR + 1}, ["top_p"]),
+    ("generate", {"min_p": VECTOR + 0.5}, ["min_p", "[0, 1)"]),
+    ("generate", {"min_p": VECTOR[:2]}, ["min_p", "[batch]"]),
+    ("generate_text", {"repetition_penalty": VECTOR * 0}, ["repetition_penalty"]),
+    ("generate", {"repetition_penalty": VECTOR * np.float32("inf")}, ["repetition_penalty"]),
+    ("generate", {"repetition_window": np.int32([0])}, ["repetition_window", 1, 1073741823]),
+    ("generate", {"num_return_sequences": np.int32([2, 0, 1])}, ["num_return_sequences", 1]),
+    ("generate", {"num_return_sequences": np.int32([22])}, [64, "num_return_sequences", 66]),
+    ("generate_texts", {"num_return_sequences": np.int32([2**31 - 1])}, ["num_return_sequences", 6442450941]),
+    ("generate", {"stop_ids": np.int32([[[3, 23]]])}, ["stop_ids", -1, 22, 23]),
+    ("generate", {"stop_ids": np.int32([[[-1, 3]]])}, ["stop_ids", -1, "stop"]),
+    ("generate", {"stop_ids": np.zeros([2, 1, 1], np.int32)}, ["stop_ids", 1]),
+    ("generate", {"stop_ids": np.zeros([1, 9, 1], np.int32)}, ["stop_ids", 8, "stop"]),
+    ("generate", {"stop_ids": np.zeros([1, 1, 65], np.int32)}, ["stop", "stop_ids", 64]),
+    ("generate", {"stop_ids": np.int32([[3]])}, ["stop_ids", "[B, S, L]", "[1 1]"]),
+    ("generate_text", {"stop": np.array([["w3", "w3 w99"]], object)}, [23, "w3", "w99"]),
+    ("generate_text", {"stop": np.array([[" "]], object)}, ["stop", 23]),
+    ("generate_text", {"stop": np.array([["w3"]] * 2, object)}, ["stop", 1]),
+    ("generate_texts", {"stop": np.array([["w3 " * 22]], object)}, ["stop", 64]),
+    ("generate_text", {"stop": np.array(["w3"], object)}, ["stop", "[B, S]", 1]),
+    ("generate_text", {"text": np.array(["", "", "w1 " * 350_000], object)}, ["text", 100, "tokens"]),
+    ("score_text", {"text": np.array(["w1 " * 350_000], object)}, ["text", 100, "tokens"]),
+    ("score_text", {"text": np.array(["w1 " * 3_000_000], object)}, [8388608]),
+    ("score_text", {"text": np.array([], object)}, ["text", 1, 0]),
+    ("score_text", {"text": np.array(["w1"] * 65, object)}, ["text", 64, 65]),
+    ("score_text", {"text": np.array("w1", object)}, ["text", "[B]", "[]"]),
+    ("score_text", {"text": np.array([b"w1 w2", b"w1 \xff"], object)}, ["text", "UTF-8", 1]),
+    ("generate_text", {"text": np.array([], object)}, ["text", 1, 0]),
+    ("generate_text", {"text": np.array(["w1"] * 400, object)}, ["text", 64, 400]),
+    ("generate_text", {"text": np.array([["w1"]], object)}, ["text", "[B]", "[1 1]"]),
+    ("initial_state", {"batch_size": np.int32(-1)}, ["batch_size", 0, 64]),
+    ("initial_state", {"batch_size": np.int32(10**9)}, ["batch_size", 0, 64]),
+    ("initial_state", {"batch_size": np.int32([2**31 - 1, 2**31 - 1, 3])}, ["batch_size", 0, 64]),
 ]  # fmt: skip
 
 
 def bad_requests(lm):
     """`BAD` for the layers of a model."""
-    for name, changes, message in BAD:
+    for name, changes, facts in BAD:
         state = changes.get("state")
         if isinstance(state, int):
             changes = {**changes, "state": empty_state(lm, state)}
         elif isinstance(state, float):
             changes = {**changes, "state": np.full_like(empty_state(lm, 3), state)}
-        yield name, changes, message
+        yield name, changes, facts
 
 
 def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of, lm, whole):
@@ -698,8 +696,8 @@ def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of, lm, 
     if not whole:  # `generate_text` is a case of `generate_texts`, and takes as long to trace
         bad = [("generate_texts" if name == "generate_text" else name, *rest) for name, *rest in bad]
     good = {name: request_of(name) for name, _, _ in bad}
-    for name, changes, message in bad:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    for name, changes, facts in bad:
+        with raises_naming(tf.errors.InvalidArgumentError, *facts):
             request_of(name, **changes)
     for name, answer in good.items():
         for key, value in request_of(name).items():
@@ -737,8 +735,8 @@ def test_a_server_s_graph_refuses_by_name_too(exported, lm, tmp_path):
             feeds = {info.inputs[name].name: value for name, value in {**good[signature], **changes}.items()}
             return session.run({name: output.name for name, output in info.outputs.items()}, feeds)
 
-        for name, changes, message in bad_requests(lm):
-            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        for name, changes, facts in bad_requests(lm):
+            with raises_naming(tf.errors.InvalidArgumentError, *facts):
                 send(name, **changes)
         assert send("initial_state")["state"].shape == (3, 2, 2, 2, 4, 3)
         assert send("next")["ids"].shape == (3, 4)
@@ -825,7 +823,7 @@ def test_text_becomes_ids_and_text_as_in_the_vocabulary(tmp_path, options):
 
 def test_unknown_symbols_are_an_error_where_nothing_stands_for_them(tmp_path):
     _, served = write_vocab(tmp_path, ["ab"], level="char")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)2 symbols of the vocabulary, got.*[?]"):
+    with raises_naming(tf.errors.InvalidArgumentError, 2, "?"):
         served.encode(tf.constant(["ab", "a?"]))
 
 
@@ -947,7 +945,7 @@ def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_to
         importlib.util, "find_spec", lambda *name: find_spec(*name) if "serving" not in name[0] else None
     )
     export_saved_model(lm, tmp_path / "without")
-    assert "no warm-up requests: they need pip install tensorflow-serving-api" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "tensorflow-serving-api")
     assert not (tmp_path / "without" / "assets.extra").exists()
     with raises_parameter("warmup", True):
         export_saved_model(lm, tmp_path / "error", warmup=True)
@@ -973,6 +971,5 @@ def test_export_refuses_by_name(lm, tmp_path, options, value):
 
 def test_export_keeps_what_a_folder_holds(lm, tmp_path):
     (tmp_path / "something").touch()
-    with raises_parameter("directory", str(tmp_path), "a new or empty folder") as raised:
+    with raises_parameter("directory", str(tmp_path), "a new or empty folder"):
         export_saved_model(lm, tmp_path)
-    assert str(raised.value) == f"directory {tmp_path} already exists: choose a new one"

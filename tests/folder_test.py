@@ -13,6 +13,8 @@ from helpers import (
     assert_variables_equal,
     full_disk,
     make_run,
+    mentions,
+    raises_naming,
     raises_parameter,
     read_checkpoint,
     word_vocab,
@@ -133,11 +135,11 @@ def test_a_run_is_made_beside_files_of_the_user_that_stay(small_lm, run_dir):
     folder, vocab, file = RunFolder(run_dir), word_vocab(), run_dir / "vocab.txt"
     file.write_text("the 12\n")
     arguments = {"data": {"dataset": "text"}, "model": MODEL, "vocabs": [vocab], "trained": small_lm(), "step": 1}
-    with pytest.raises(ValueError, match=f"{file} would be written over, and holds something else"):
+    with raises_parameter(str(file), None):
         folder.create(**arguments)
     assert file.read_text() == "the 12\n"
     vocab.save(file)
-    with full_disk(1000), pytest.raises(OSError, match="cannot be written"):
+    with full_disk(1000), raises_naming(OSError, run_dir):
         folder.create(**arguments)
     assert [*run_dir.iterdir()] == [file] and file.read_text() == vocab.get_data()
     folder.create(**arguments)
@@ -165,7 +167,7 @@ def test_an_error_after_the_checkpoint_is_written_leaves_an_existing_folder_as_i
 
 def test_a_file_in_the_place_of_the_folder_stays(small_lm, run_dir):
     run_dir.write_text("mine")
-    with pytest.raises(OSError, match=f"{run_dir} cannot be written"):
+    with raises_naming(OSError, run_dir):
         RunFolder(run_dir).create({"dataset": "text"}, MODEL, [word_vocab()], small_lm(), step=1)
     assert run_dir.read_text() == "mine"
 
@@ -198,7 +200,7 @@ def test_a_run_of_another_configuration_names_every_change(made):
 def test_writing_keeps_out_others_and_leaves_no_file(run_dir):
     with RunFolder(run_dir).locked():
         assert list(run_dir.iterdir()) == []
-        with pytest.raises(OSError, match=f"another run is training in model_dir {run_dir}"):
+        with raises_naming(OSError, run_dir):
             with RunFolder(run_dir).locked():
                 pass
     with RunFolder(run_dir).locked():
@@ -215,7 +217,7 @@ def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):
             load(tmp_path)
     with raises_parameter("checkpoint", "ckpt-8", error=CheckpointGone) as raised:
         txl_tf.load_run(run_dir, "ckpt-8")
-    assert str(raised.value) == f"no checkpoint at ckpt-8, nor in {run_dir}: ckpt-8.index does not exist"
+    assert mentions(str(raised.value), "ckpt-8", run_dir)
     with raises_parameter("model_dir", str(run_dir), "a folder with a best checkpoint"):
         txl_tf.load_run(run_dir, "best")
     for path in run_dir.glob("ckpt-7.*"):
@@ -228,16 +230,16 @@ def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):
 def test_a_model_that_does_not_fit_names_the_checkpoint_and_the_variable(made, run_dir):
     with raises_parameter("d_inner", 9, [12]) as raised:
         txl_tf.load_run(run_dir, d_inner=9)
-    assert f"d_inner must be 12, as in model_dir {run_dir}, got 9: it can change" in str(raised.value)
+    assert mentions(str(raised.value), "d_inner", 12, run_dir, 9)
     config = json.loads((run_dir / "config.json").read_text())
     del config["checksum"]
     config["model"]["d_inner"] = 9
     (run_dir / "config.json").write_text(json.dumps(config))
     with raises_parameter("checkpoint", f"{run_dir}/ckpt-7", error=MisfitError) as raised:
         txl_tf.load_run(run_dir)
-    assert str(raised.value).startswith(f"{run_dir}/ckpt-7 does not fit the model:\n  transformer/layer_0/ff")
+    assert mentions([str(raised.value)], f"{run_dir}/ckpt-7", "transformer/layer_0/ff")
     kernels = [line for line in raised.value.differences if "layer_0/ff/layer_1/kernel" in line]
-    assert kernels == ["transformer/layer_0/ff/layer_1/kernel is [8, 12] in the checkpoint and [8, 9] in the model"]
+    assert len(kernels) == 1 and mentions(kernels, "[8, 12]", "[8, 9]")
 
 
 def test_a_learned_table_of_positions_fixes_its_length(run_dir):
@@ -337,7 +339,7 @@ def test_a_newer_checkpoint_without_an_index_is_named(several):
     folder, _ = several
     assert folder.name_of(folder.find_checkpoint()) == "latest, step 3"
     Path(f"{folder.checkpoint(3)}.index").unlink()
-    assert folder.name_of(folder.find_checkpoint()) == "latest, step 2 (ckpt-3 is incomplete)"
+    assert mentions(folder.name_of(folder.find_checkpoint()), "latest", 2, "ckpt-3")
 
 
 @pytest.mark.parametrize("ckpt_path", ["latest", "best"])

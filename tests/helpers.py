@@ -89,6 +89,33 @@ def raises_parameter(name, value=ANY, allowed=ANY, error=ParameterError, limit="
     assert limit in str(found.allowed), found.allowed
 
 
+def mentions(text, *facts):
+    """Whether one line of a text has all facts, such as names, paths, flags and numbers, in any order and wording.
+
+    The text may be bytes, or a list of messages. A fact is found as a whole: 3 is not in "ckpt-30" or in "0.3".
+    """
+    assert facts
+    lines = text if isinstance(text, list) else (text.decode() if isinstance(text, bytes) else text).splitlines()
+    patterns = [rf"(?<!\w)(?<!\d\.){re.escape(str(fact))}(?!\w)(?!\.\d)" for fact in facts]
+    return any(all(re.search(pattern, line) for pattern in patterns) for line in lines)
+
+
+@contextlib.contextmanager
+def raises_naming(error, *facts):
+    """Asserts that the block raises this error with all facts in its message, and yields what `pytest.raises` yields.
+
+    See `mentions`. It is for errors without fields; `raises_parameter` compares those of a `ParameterError`.
+    """
+    with pytest.raises(error) as raised:
+        yield raised
+    assert mentions([str(raised.value)], *facts), (str(raised.value), facts)
+
+
+def steps_of(printed):
+    """The steps of the lines that a training printed, as strings."""
+    return re.findall(r"^step +(\d+)/", printed, re.M)
+
+
 def randomise(model, seed=0, scale=0.3):
     """The initial zeros and ones of biases, clusters and layer norms would hide a mistake there."""
     rng = np.random.default_rng(seed)

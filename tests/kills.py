@@ -212,7 +212,7 @@ def final_state(folder, steps):
 
 def last_evaluation(output):
     """The lines after the training, without the speed of the evaluation and the folder."""
-    lines = output.split("\nvalid", 1)[1].split("\nthe run is in")[0].splitlines()
+    lines = re.split(r"\n.*tensorboard", output.split("\nvalid", 1)[1])[0].splitlines()
     return [line.rsplit("|", 1)[0] if "tokens/s" in line else line for line in lines]
 
 
@@ -224,7 +224,7 @@ def message_of(output):
 def lost_another(result):
     """Whether a program ended as it should that lost another worker."""
     code, output = result
-    return code == WorkerGone.status and "another worker is gone" in output
+    return code == WorkerGone.status and "Traceback" not in output
 
 
 def random_kill(rng, setting, steps, kills):
@@ -251,7 +251,7 @@ def train_with_kills(args, text, folder):
         kill, kill_all = random_kill(rng, args.setting, args.steps, args.kills) if more else (None, False)
         results = Session(args, text, folder, kill, workers).wait(kill_all)
         output = results[0][1]
-        resumed = re.search(r"continuing from .*-(\d+)\n", output)
+        resumed = re.search(r"/ckpt-(\d+)\n", output)
         resumed = resumed[1] if resumed else "the start"
         if kill is None or all(code == 0 for code, _ in results):  # it was over before the kill was due
             if kill is None:
@@ -295,7 +295,7 @@ def train_with_fewer(args, text, folder):
     for _, output in five[:1]:
         print(f"5 workers  {message_of(output)}", flush=True)
     three = Session(args, text, folder, workers=3).wait()
-    resumed = re.search(r"continuing from .*-(\d+)\n", three[0][1])
+    resumed = re.search(r"/ckpt-(\d+)\n", three[0][1])
     fine &= all(code == 0 for code, _ in three) and resumed is not None
     print(f"3 workers  from step {resumed and resumed[1]} to the end", flush=True)
     if not fine:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import eagerly, raises_parameter
+from helpers import eagerly, mentions, raises_naming, raises_parameter
 
 import txl_tf
 from txl_tf.data.text.checked_batches import IGNORED, check_batches
@@ -248,7 +248,7 @@ def test_a_weight_that_is_negative_or_not_finite_is_refused(small_lm, bad):
     for method in (lm.fit, lm.evaluate):
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
             method(dataset, verbose=0)
-        assert str(caught.value) == f"weights must be finite and not negative, found {bad}"
+        assert mentions(str(caught.value), "weights", bad)
 
 
 def test_weights_of_another_kind_or_shape_are_refused(small_lm):
@@ -271,7 +271,7 @@ def test_weights_of_another_kind_or_shape_are_refused(small_lm):
     dataset = tf.data.Dataset.from_generator(
         lambda: iter([(IDS, IDS, np.ones([2, 3]))]), output_signature=(spec, spec, unknown)
     )
-    with pytest.raises(tf.errors.InvalidArgumentError, match="weights must be"):
+    with raises_naming(tf.errors.InvalidArgumentError, "weights"):
         lm.evaluate(dataset, verbose=0)
 
 
@@ -302,7 +302,7 @@ def test_weights_of_unknown_rank_are_of_labels_or_of_rows(shape):
 
 @pytest.mark.parametrize("shape", [[], [5], [3], [2, 0], [2, 4], [1, 5], [2, 5, 1]], ids=str)
 def test_weights_of_unknown_rank_and_another_shape_are_refused(shape):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"weights must be \[batch\] or \[batch, tgt_len\]"):
+    with raises_naming(tf.errors.InvalidArgumentError, "weights", "[batch]", "[batch, tgt_len]"):
         checked_weights(np.ones(shape, np.float32))
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import make_cache, make_run, word_vocab
+from helpers import make_cache, make_run, raises_naming, raises_parameter, word_vocab
 
 from txl_tf.convert.original import run_to_tf1
 from txl_tf.files import is_alive, remove_leftovers
@@ -49,7 +49,7 @@ def test_a_training_removes_them_while_it_holds_the_lock(tmp_path, dead):
     with RunFolder(tmp_path).locked():
         left = tmp_path / f"log.csv.{dead}.0123abcd.tmp"
         left.write_text("")
-        with pytest.raises(OSError, match="another run is training"), RunFolder(tmp_path).locked():
+        with raises_naming(OSError, tmp_path), RunFolder(tmp_path).locked():
             pass
         assert left.exists()
     with RunFolder(tmp_path).locked():
@@ -106,7 +106,7 @@ def test_an_average_that_was_killed_works_again(killed, moment):
     average_checkpoints(str(folder / "run"), str(folder / moment), num_last_checkpoints=1)
     assert not (folder / moment / folders.CREATING).exists() and len(average.checkpoints()) == 1
     average.load_model()
-    with pytest.raises(ValueError, match="already holds a run"):
+    with raises_parameter("model_dir", str(folder / moment)):
         average_checkpoints(str(folder / "run"), str(folder / moment), num_last_checkpoints=1)
 
 

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, SMALL, make_run, program, raises_parameter, run_here, word_vocab
+from helpers import ROOT, SMALL, make_run, mentions, program, raises_parameter, run_here, word_vocab
 
 import txl_tf
 from txl_config.memory import count_weights, training_memory
@@ -66,9 +66,9 @@ def test_the_program(tmp_path, capsys):
     for tool in program("tools/estimate.py"):
         assert not run_here(tool, f"--model_dir={tmp_path / 'run'}", "--train_batch_size=8", "--tgt_len=16")
         shown = capsys.readouterr().out
-        assert f"{lm.count_params():,} weights; 8 rows of 16 tokens, mem_len 4" in shown
+        assert mentions(shown, f"{lm.count_params():,}", 8, 16, "mem_len", 4)
         assert not run_here(tool, f"--flagfile={ROOT}/configs/wt103_base.cfg", "--dataset=wt103", "--replicas=4")
-        assert "151,119,838 weights; 15 rows of 150 tokens" in capsys.readouterr().out
+        assert mentions(capsys.readouterr().out, "151,119,838", 15, 150)
         with raises_parameter("n_token"):
             run_here(tool, "--n_layer=2")
         with raises_parameter("train_batch_size"):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_regularized, eagerly, raises_parameter
+from helpers import assert_regularized, eagerly, raises_naming, raises_parameter
 
 import txl_tf
 
@@ -578,24 +578,18 @@ def test_a_bad_batch_is_an_error_that_names_it_and_the_memory_stays(scoring_lm, 
     segments = list(zip(*batches, strict=True))
     on_batch = getattr(lm, method)
     found = [on_batch(*segments[0])]
-    rows = (
-        rf"x must have as many rows as the memory of {method} carries, 2, got 3: reset_memory\(\) begins another text"
-    )
     ids = np.zeros([3, 5], np.int32)
-    for arguments, message in [
-        ((ids, ids), rows),
-        ((ids + 23, ids), "tokens must hold ids between 0 and n_token - 1 = 22, found 23"),
-        ((ids, ids - 1), "labels must hold ids between 0 and n_token - 1 = 22, found -1"),
-        ((ids, ids[:, :4]), r"y must have the shape of x, \[3, 5\], got \[3, 4\]"),
-        (
-            (ids.astype(float), ids),
-            r"x must be integers \[batch, tgt_len\], the tokens of one batch, got float64 \[3, 5\]",
-        ),
-        ((ids, ids[0]), r"y must be integers \[batch, tgt_len\], the labels of x, got int32 \[5\]"),
-        ((ids,), r"y must be integers \[batch, tgt_len\], the labels of x, got None"),
-        ((dataset_of(*batches), None), r"x must be integers \[batch, tgt_len\], .*, got _TensorSliceDataset"),
+    for arguments, facts in [
+        ((ids, ids), ("x", method, 2, 3, "reset_memory()")),
+        ((ids + 23, ids), ("tokens", 0, 22, 23)),
+        ((ids, ids - 1), ("labels", 0, 22, -1)),
+        ((ids, ids[:, :4]), ("y", "[3, 5]", "[3, 4]")),
+        ((ids.astype(float), ids), ("x", "[batch, tgt_len]", "float64", "[3, 5]")),
+        ((ids, ids[0]), ("y", "[batch, tgt_len]", "int32", "[5]")),
+        ((ids,), ("y", "[batch, tgt_len]", "NoneType")),
+        ((dataset_of(*batches), None), ("x", "[batch, tgt_len]", "_TensorSliceDataset")),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with raises_naming(ValueError, *facts):
             on_batch(*arguments)
     found.append(on_batch(*segments[1]))
     np.testing.assert_allclose(found, means, rtol=1e-5)
@@ -718,7 +712,7 @@ def test_what_compile_refuses(small_lm):
 def test_compile_takes_keras_s_order_and_its_scaling_of_the_loss(small_lm):
     names = list(inspect.signature(txl_tf.TransformerXLLM.compile).parameters)
     assert names[:6] == list(inspect.signature(keras.Model.compile).parameters)[:6]
-    with pytest.raises(ValueError, match="compile takes no loss, got 'sparse_categorical_crossentropy'"):
+    with raises_parameter("loss", "sparse_categorical_crossentropy"):
         small_lm(n_layer=1).compile("adam", "sparse_categorical_crossentropy")
     lm = small_lm(n_layer=1, dtype="mixed_float16")
     for scaled in (True, False):
@@ -802,11 +796,10 @@ def test_ids_outside_the_vocabulary_stop_fit_before_anything_changes(small_lm, s
     lm = small_lm(n_layer=1)
     lm.compile(some_learning(), jit_compile=jit_compile)
     before = weights_of(lm)
-    message = rf"(?s){name} must hold ids between 0 and n_token - 1 = 22, found[^\d-]*{bad}\b"
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    with raises_naming(tf.errors.InvalidArgumentError, name, 0, 22, bad):
         lm.fit(dataset, verbose=0)
     assert_weights_equal(weights_of(lm), before)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    with raises_naming(tf.errors.InvalidArgumentError, name, 0, 22, bad):
         lm.evaluate(dataset, verbose=0)
 
 
@@ -930,14 +923,14 @@ def test_options_of_keras_may_be_given_by_position_and_as_their_defaults(scoring
     lm.fit(dataset_of(*batches), y=None, batch_size=None, shuffle=False, validation_split=0.0, verbose=0)
     result = lm.evaluate(dataset_of(*batches), None, None, 0, return_dict=True)
     np.testing.assert_allclose(result["loss"], mean_scores(lm, *batches)[0].mean(), rtol=1e-5)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+    with raises_parameter("epoch", 3, error=txl_tf.UnknownArgumentError):
         lm.fit(dataset_of(*batches), epoch=3)
 
 
 def test_an_empty_dataset_is_an_error(scoring_lm):
     spec = tf.TensorSpec([None, None], tf.int32)
     empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=(spec, spec))
-    with pytest.raises(ValueError, match="empty|no batch"):
+    with raises_parameter("x"):
         scoring_lm.fit(empty, verbose=0)
 
 
@@ -954,27 +947,25 @@ def test_errors_about_a_batch_are_one_sentence(small_lm, scoring_lm, request, re
     spec = tf.TensorSpec([2, None], tf.int32)
     differ = tf.data.Dataset.from_generator(lambda: iter([(longer[1], longer[0])]), output_signature=(spec, spec))
     last = tf.data.Dataset.from_tensor_slices((ids, ids)).batch(2)  # the last batch has one row
-    rows = (
-        "every batch must have the rows of the first, 2, found 1 (drop_remainder=True leaves out a shorter last batch)"
-    )
+    rows = ("batch", 2, 1, "drop_remainder=True")
     wrong = ids.copy()
     wrong[0, 2] = 23
     outside = tf.data.Dataset.from_tensor_slices((ids, wrong)).batch(2, drop_remainder=True)
-    for dataset, message in [
+    for dataset, facts in [
         (last, rows),
-        (outside, "labels must hold ids between 0 and n_token - 1 = 22, found 23"),
-        (differ, "labels must have the shape of tokens, 2 x 5 but are 2 x 3"),
+        (outside, ("labels", 0, "n_token", 22, 23)),
+        (differ, ("labels", "tokens", "2 x 5", "2 x 3")),
     ]:
         for method in (lm.fit, lm.evaluate):
-            with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            with raises_naming(tf.errors.InvalidArgumentError, *facts) as error:
                 method(dataset, verbose=0)
-            assert str(error.value) == message
-    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            assert len(str(error.value).splitlines()) == 1
+    with raises_naming(tf.errors.InvalidArgumentError, "segments", 3, 5) as error:
         lm.evaluate(dataset_of(longer, longer), verbose=0)
-    assert str(error.value) == "segments of an evaluation must not be longer than the first, 3, found 5"
-    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+    assert len(str(error.value).splitlines()) == 1
+    with raises_naming(tf.errors.InvalidArgumentError, *rows) as error:
         lm.fit(dataset_of(longer, longer), validation_data=last, verbose=0)
-    assert str(error.value) == rows
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_fit_before_compile_is_an_error(small_lm, small_batches):
@@ -988,7 +979,7 @@ def test_without_an_optimizer_it_evaluates_and_fit_asks_for_one(small_lm, small_
     expected = mean_scores(lm, *batches)[0].mean()
     np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), expected, rtol=1e-5)
     before = weights_of(lm)
-    with pytest.raises(ValueError, match="fit needs an optimizer, got None: compile with txl_tf.make_optimizer"):
+    with raises_parameter("optimizer", None):
         lm.fit(dataset_of(*batches), verbose=0)
     assert_weights_equal(weights_of(lm), before, atol=0)
     np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), expected, rtol=1e-5)

@@ -14,6 +14,7 @@ from helpers import (
     assert_variables_equal,
     log_rows,
     made_up,
+    mentions,
     raises_parameter,
     read_checkpoint,
     write_text,
@@ -65,7 +66,7 @@ def test_it_learns_and_its_folder_says_what_it_is(made):
     assert float(rows[0]["loss"]) > 2 * float(rows[-1]["loss"]) and float(rows[1]["val_f1"]) > 0.3
     run = RunFolder(folder / "runs" / "bigru", "tagger")
     assert run.family is names["BIGRU"] and run.read_config()["family"] == "bigru"
-    with pytest.raises(ValueError, match="family must be .*, got 'bigru': it is a tagger with GRUs"):
+    with raises_parameter("family", "bigru", ["transformer_xl", "transformer_lm"]):
         RunFolder(run, "language_model").read_config()
 
 
@@ -228,4 +229,4 @@ def test_a_model_of_no_family_is_refused_by_name(tmp_path):
     with raises_parameter("network", "Embedding") as raised:
         family_of_model(tagger)
     assert raised.value.allowed[:3] == ["Tener", "Flat", "BiLSTM"]
-    assert "no family has the class Embedding: it must be or derive from Tener, Flat, " in str(raised.value)
+    assert mentions(str(raised.value), "Embedding", "Tener", "Flat")

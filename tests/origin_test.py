@@ -13,9 +13,11 @@ from helpers import (
     assert_variables_equal,
     log_rows,
     make_run,
+    mentions,
     program,
     raises_parameter,
     read_checkpoint,
+    steps_of,
     train_run,
     write_splits,
 )
@@ -55,7 +57,7 @@ def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained
     shutil.copytree(trained_run[0], source)
     tune(run_dir, text, source, **SLOWLY)
     said = capsys.readouterr().out
-    assert f"init_from {source}: step 12, latest; changed: dropout 0.1 -> 0.0, mem_len 8 -> 4\n" in said
+    assert mentions(said, "init_from", source, 12, "dropout 0.1 -> 0.0", "mem_len 8 -> 4")
     found, started, after = (
         read_checkpoint(path) for path in (run_dir / "ckpt-4", source / "ckpt-12", run_dir / "ckpt-2")
     )
@@ -70,7 +72,7 @@ def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained
         path.unlink()
     shutil.rmtree(source)
     results = tune(run_dir, text, source, **SLOWLY)
-    assert f"continuing from {run_dir}/ckpt-2\n" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, f"{run_dir}/ckpt-2")
     assert_variables_equal(read_checkpoint(run_dir / "ckpt-4"), found)
     assert evaluate_run(run_dir)["valid"] == pytest.approx(results["valid"], rel=1e-5)
     average_checkpoints(str(run_dir), str(tmp_path / "mean"), num_last_checkpoints=2)
@@ -118,7 +120,7 @@ def test_the_folder_must_be_another_and_its_origin_stays(trained_run, run_dir, t
     assert not run_dir.exists()
     with raises_parameter("model_dir", str(source), "a new folder") as raised:
         tune(source, text_file, run_dir)
-    assert "holds a run that did not start from another, got init_from" in str(raised.value)
+    assert mentions(str(raised.value), source, "init_from")
     shutil.copytree(source, run_dir)
     config = json.loads((run_dir / "config.json").read_text())
     del config["checksum"]
@@ -128,27 +130,25 @@ def test_the_folder_must_be_another_and_its_origin_stays(trained_run, run_dir, t
         train_run(run_dir, text_file)
     with raises_parameter("model_dir", str(run_dir), "a new folder") as raised:
         tune(run_dir, text, "elsewhere")
-    assert f"holds a run that started from {source}, got init_from=elsewhere" in str(raised.value)
+    assert mentions(str(raised.value), source, "init_from=elsewhere")
 
 
 @pytest.mark.parametrize(
-    ("changes", "wording"),
+    "changes",
     [
-        ({"model": {"n_layer": 2}}, "n_layer must be 1, as in .*, got 2: its weights fit no other. init_from can"),
-        ({"model": {"untie_r": True}}, ""),
-        ({"model": {"n_head": 4, "d_head": 4}}, ""),
-        ({"data": {"level": "word"}}, "level must be 'char', as in the given vocabulary, got 'word'"),
-        ({"data": {"min_freq": 2}}, "min_freq must be left out, got 2: the symbols are known"),
-        ({"data": {"cutoffs": [3]}}, ""),
-        ({"data": {"documents": True}}, "documents must be False: the given vocabulary has no token for"),
+        {"model": {"n_layer": 2}},
+        {"model": {"untie_r": True}},
+        {"model": {"n_head": 4, "d_head": 4}},
+        {"data": {"level": "word"}},
+        {"data": {"min_freq": 2}},
+        {"data": {"cutoffs": [3]}},
+        {"data": {"documents": True}},
     ],
 )
-def test_what_does_not_fit_is_one_error_before_the_folder_has_a_run(trained_run, run_dir, text, changes, wording):
+def test_what_does_not_fit_is_one_error_before_the_folder_has_a_run(trained_run, run_dir, text, changes):
     ((name, value), *_), *_ = [[*values.items()] for values in changes.values()]
-    with pytest.raises(ValueError, match=wording) as raised:
+    with raises_parameter(name, value):
         tune(run_dir, text, trained_run[0], **changes)
-    if isinstance(raised.value, ParameterError):
-        assert (raised.value.name, raised.value.value) == (name, value)
     assert not (run_dir / "config.json").exists()
 
 
@@ -161,7 +161,7 @@ def test_symbols_that_the_vocabulary_lacks_are_an_error_that_says_what_to_do(run
     model = RunFolder(tmp_path / "source").read_config()["model"]
     with raises_parameter("init_from", str(tmp_path / "source")) as raised:
         tune(run_dir, str(tmp_path / "new.txt"), tmp_path / "source", model=model)
-    assert "line 1: 'g' is not in " in str(raised.value)
+    assert mentions(str(raised.value), 1, "'g'")
 
 
 LONGER = {"extend_vocab": True, "train_steps": 1, "iterations": 1, "save_steps": 1, "tgt_len": 8}
@@ -196,7 +196,7 @@ def test_a_vocabulary_is_extended_by_what_is_new_in_the_text(
 ):
     monkeypatch.setattr(Run, "train", lambda run, state: run)
     vocab, run = extend(level, **options)
-    assert f"extend_vocab adds {len(added)} symbols to the {len(vocab)} of vocab\n" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "extend_vocab", len(added), len(vocab))
     (longer,), n = run.corpus.vocabs, len(vocab)
     assert longer.symbols[:n] == vocab.symbols and sorted(longer.symbols[n:]) == added
     unknown = np.mean(np.concatenate([*run.corpus.splits.values()]) == longer.ids.get("<unk>", -1))
@@ -218,7 +218,7 @@ def test_an_extended_run_goes_on_and_is_evaluated_in_its_own_vocabulary(run_dir,
     capsys.readouterr()
     extend("word", min_freq=9)
     said = capsys.readouterr().out
-    assert "already trained" in said and "extend_vocab adds" not in said
+    assert not steps_of(said) and "extend_vocab" not in said
     assert RunFolder(run_dir).load_vocab().symbols == symbols
 
 
@@ -239,7 +239,7 @@ def test_much_unknown_text_is_a_warning(trained_run, run_dir, caplog, share, lev
         origin.log_unknown({"characters": (share * 1000, 1000), "bigrams": (500, 1000)}, "<unk>", ["characters"])
     (record,) = caplog.records
     assert record.levelname == level
-    assert record.getMessage().startswith(f"{share:.2%} of the characters and 50.00% of the bigrams are <unk>")
+    assert mentions(record.getMessage(), f"{share:.2%}", "50.00%", "<unk>")
 
 
 def test_a_prepared_text_needs_the_same_vocabulary(trained_run, run_dir, text, tmp_path):
@@ -247,7 +247,7 @@ def test_a_prepared_text_needs_the_same_vocabulary(trained_run, run_dir, text, t
     prepare(tmp_path / "other", "text", text)
     with raises_parameter("vocab") as raised:
         tune(run_dir, None, trained_run[0], data=data)
-    assert f"Prepare it with vocab_path={trained_run[0]}" in str(raised.value)
+    assert mentions(str(raised.value), f"vocab_path={trained_run[0]}")
 
 
 # ---------------------------------------------------------------------------------------------------------- train.py
@@ -307,18 +307,16 @@ def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, t
     assert (model.n_layer, model.d_model, model.dropatt, model.mem_len) == (4, 192, 0.3, 96)
     assert (training.tgt_len, training.train_batch_size, training.train_steps) == (96, 2, 15)
     assert (optimizer.learning_rate, optimizer.warmup_steps) == (2e-3, 1)
-    assert capsys.readouterr().out.splitlines() == [
-        "preset tiny: 1.9 M parameters besides the embeddings, because the text has 2 kB and there is no GPU, but 2 "
-        "cores; --preset=base for 13.5 M parameters",
-        "The default warmup_steps=20 is not less than train_steps=15: warmup_steps=1 is used instead.",
-    ]
+    preset, warmup = capsys.readouterr().out.splitlines()
+    assert mentions(preset, "tiny", "1.9 M", "2 kB", "2 cores", "--preset=base", "13.5 M")
+    assert mentions(warmup, "warmup_steps=20", "train_steps=15", "warmup_steps=1")
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert settings_of(run_dir, f"--data_path={text}", "--preset=small")[1].d_model == 256
     _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--n_layer=2", "--d_inner=60")
     assert (model.n_layer, model.d_inner, model.d_model, model.untie_r) == (2, 60, 192, True)
     assert (training.tgt_len, training.train_steps, optimizer.warmup_steps) == (96, 100, 20)
     said = capsys.readouterr().out.splitlines()[-1]
-    assert "preset tiny: 0.4 M parameters" in said and "100 steps" in said and "n_layer=2, d_inner=60" in said
+    assert mentions(said, "tiny", "0.4") and "100 steps" in said and "n_layer=2, d_inner=60" in said
     as_before = (
         f"--data_path={text} --preset=base",
         "--dataset=pydoc",
@@ -345,6 +343,5 @@ def test_a_run_that_is_there_keeps_its_settings(trained_run, settings_of, capsys
 
 
 def test_a_warm_up_that_was_given_is_an_error_that_names_both(run_dir, text):
-    message = r"warmup_steps must lie in \[0, train_steps=4\), got 9: give a shorter one, such as warmup_steps=0"
-    with pytest.raises(ValueError, match=message):
+    with raises_parameter("warmup_steps", 9, limit="[0, 4)"):
         train_run(run_dir, text, training=STEPS, optimizer={"warmup_steps": 9})

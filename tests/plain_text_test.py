@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SMALL, raises_parameter, train_run, write_text
+from helpers import SMALL, mentions, raises_naming, raises_parameter, train_run, write_text
 
 import txl_tf
 from txl_tf.data import text_files
@@ -219,16 +219,16 @@ def test_rows_without_a_text_are_left_out_and_counted(tmp_path, caplog):
     with raises_parameter(f"{tmp_path}/bad.jsonl, line 1, field 'text'", ""):
         tokens_of(path)
     assert tokens_of(path, skip_bad_lines=True) == expected
-    said = f"rows without a text, left out by skip_bad_lines: 5, the first because {path}, line 1, field 'text', is"
-    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(said)
+    facts = "skip_bad_lines", 5, f"{path}, line 1", "'text'"
+    assert len(caplog.messages) == 1 and mentions(caplog.messages[0], *facts)
     texts = ["", *(row["text"] for row in ROWS), None]
     made = txl_tf.prepare(texts, tmp_path / "made", skip_bad_lines=True, valid_fraction=0.3)
     good = corpus.build_corpus("text", f"{tmp_path}/good.jsonl", valid_fraction=0.3)
     np.testing.assert_array_equal(made.splits["train"], good.splits["train"])
-    assert "skip_bad_lines: 2, the first because text 1 is empty" in caplog.messages[-1]
+    assert mentions(caplog.messages[-1], "skip_bad_lines", 2, 1)
     again = corpus.prepare(tmp_path / "again", "text", path, skip_bad_lines=True)
-    assert len(again.splits["train"]) and caplog.messages[-1].startswith("rows without a text")
-    with pytest.raises(ParameterError, match=r"at least one text, got only 2 element\(s\) without one"):
+    assert len(again.splits["train"]) and mentions(caplog.messages[-1], "skip_bad_lines", 5)
+    with raises_naming(ParameterError, 2):
         txl_tf.prepare(["", None], tmp_path / "none", skip_bad_lines=True)
     with raises_parameter("texts", 0):
         txl_tf.prepare([], tmp_path / "none", skip_bad_lines=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, program, raises_parameter, randomise
+from helpers import SMALL, mentions, program, raises_naming, raises_parameter, randomise
 
 from txl_programs.pictures import context, drawing, heads, ideas
 from txl_tf.data.vocabulary import Vocab
@@ -305,7 +305,7 @@ def test_what_context_saves_is_of_the_perplexity_of_all_tokens_and_may_be_less_t
     axes = context.draw_context(nll[None], ["a"], 16, [32], "bpc").axes[1]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), 100 * context.savings(nll), atol=1e-9)
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names[:2] == ["a: saved, all tokens", "a: the paper's gain, all tokens: RECL 48"]
+    assert names[0].startswith("a: ") and mentions(names[1], "a", "RECL 48")
 
 
 def test_places_in_a_segment_are_scored_with_the_memory_of_the_segments_before_and_without(plot, small_lm):
@@ -324,7 +324,7 @@ def test_places_in_a_segment_are_scored_with_the_memory_of_the_segments_before_a
     axes = context.draw_memory(np.stack([without, with_memory]), 6, "ppl").axes[0]
     for line, values in zip(axes.lines, (without, with_memory), strict=True):
         np.testing.assert_allclose(line.get_data(), [range(1, 6), np.exp(values.mean(0))], rtol=1e-6)
-    assert axes.lines[0].get_label() == f"every segment on its own: {np.exp(without.mean()):.2f} perplexity"
+    assert mentions(axes.lines[0].get_label(), f"{np.exp(without.mean()):.2f}")
     with raises_parameter("text", 20, "at least 21 tokens"):
         context.nll_by_position(lm, ids[:20], tgt_len=5, rows=2)
 
@@ -379,7 +379,7 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
         path.write_text(other)
         with raises_parameter("figures"):
             main("--kind=scaling", f"--figures={path}", f"--output={output}")
-    with pytest.raises(flags.IllegalFlagValueError, match="kind=scaling needs --figures"):
+    with raises_naming(flags.IllegalFlagValueError, "kind=scaling", "--figures"):
         main("--kind=scaling", f"--output={output}")
 
 
@@ -438,12 +438,12 @@ def test_a_bad_flag_is_an_error_with_its_name(main, run, tmp_path, arguments, na
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
-    [(["--kind=attention", "--text_path=no.txt"], "there is no file no.txt")],
+    "arguments, named",
+    [(["--kind=attention", "--text_path=no.txt"], "no.txt")],
     ids=str,
 )
-def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, message):
-    with pytest.raises((ValueError, OSError), match=message):
+def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, named):
+    with raises_naming((ValueError, OSError), named):
         main(f"--model_dir={run}", f"--output={tmp_path / 'picture.png'}", *arguments)
     assert not (tmp_path / "picture.png").exists()
 
@@ -483,16 +483,16 @@ def test_a_bad_flag_for_runs_of_pairs_is_an_error_with_its_name(main, pairs_run,
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, facts",
     [
-        (["--text="], "text, line 1 is empty"),
-        (["--text=abd"], "text, line 1"),
-        (["--kind=terms", "--text=abc", "--head=0"], "family must be .*, got 'transformer'"),
+        (["--text="], ["text", 1]),
+        (["--text=abd"], ["text", 1, "'d'"]),
+        (["--kind=terms", "--text=abc", "--head=0"], ["family", "'transformer'"]),
     ],
     ids=str,
 )
-def test_bad_input_for_runs_of_pairs_is_one_clear_error(main, pairs_run, tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_for_runs_of_pairs_is_one_clear_error(main, pairs_run, tmp_path, arguments, facts):
+    with raises_naming(ValueError, *facts):
         main("--kind=attention", f"--model_dir={pairs_run}", f"--output={tmp_path / 'picture.png'}", *arguments)
     assert not (tmp_path / "picture.png").exists()
 
@@ -529,7 +529,7 @@ def test_a_text_shorter_than_the_segment_is_all_of_it(plot, run, monkeypatch):
 def test_a_font_without_glyphs_for_a_text_is_refused_rather_than_drawn_as_boxes(tmp_path, monkeypatch):
     monkeypatch.setitem(drawing.rcParams, "font.monospace", [*drawing.rcParams["font.monospace"]])
     drawing.use_font(None, "abc ␣é")
-    with pytest.raises(ValueError, match=r"the font DejaVuSans.ttf has no glyphs for '南', '京': choose .* by --font"):
+    with raises_naming(ValueError, "DejaVuSans.ttf", "'南'", "'京'", "--font"):
         drawing.use_font(None, "南京南", "sans-serif")
     file = drawing.font_manager.findfont("DejaVu Serif")
     drawing.use_font(file, "abc")
@@ -540,7 +540,7 @@ def test_a_font_without_glyphs_for_a_text_is_refused_rather_than_drawn_as_boxes(
 
 def test_a_missing_matplotlib_is_named_with_its_extra(main, plot, run, monkeypatch):
     monkeypatch.setattr(drawing, "Figure", None)
-    with pytest.raises(ValueError, match=r'pictures need matplotlib: pip install "txl_tf\[plot\]"'):
+    with raises_naming(ValueError, "txl_tf[plot]"):
         main(f"--model_dir={run}", "--output=picture.png")
 
 
@@ -554,7 +554,7 @@ def test_masks_are_those_of_create_mask():
     np.testing.assert_array_equal(memory, [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]])
     np.testing.assert_array_equal(same_length, [[0, 0, 0, 1, 1], [1, 0, 0, 0, 1], [1, 1, 0, 0, 0]])
     assert [text.get_text() for text in figure.axes[0].texts] == list("011001000")
-    assert figure.axes[2].get_title() == "(c) same_length: 3 keys for every query"
+    assert mentions(figure.axes[2].get_title(), "same_length", 3)
 
 
 def test_the_shift_moves_every_score_to_the_key_at_its_distance():
@@ -590,7 +590,7 @@ def test_the_products_of_positions_are_not_monotone():
     rises = ideas.rises(products)
     assert rises[0] == 11 and len(rises) == 35
     title = ideas.draw_positions(positional_encoding(201, 128).numpy()[0]).axes[2].get_title()
-    assert "35 of 100 steps rise, the first after k = 11" in title
+    assert mentions(title, 35, 100, 11)
 
 
 @pytest.mark.parametrize("d_model, first, rising", [(64, 5, 39), (512, 43, 14)])
@@ -606,7 +606,7 @@ def test_wavelengths_are_periods_of_the_table():
     assert ideas.wavelengths(128)[-1] == pytest.approx(54410, rel=1e-4)
     axes = ideas.draw_wavelengths(50, 8).axes
     np.testing.assert_allclose(axes[0].lines[0].get_ydata(), periods)
-    assert axes[0].get_title() == "1 of 4 waves go round within 50 positions (line)"
+    assert mentions(axes[0].get_title(), 1, 4, 50)
     positions, sines = axes[1].lines[1].get_data()
     np.testing.assert_allclose(sines, np.sin(positions / 10), atol=1e-6)
 
@@ -637,20 +637,20 @@ def test_the_program_draws_ideas_without_a_run(main, tmp_path, capsys, arguments
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, facts",
     [
-        (["--kind=masks", "--tgt_len=0"], "tgt_len must lie between 1 and 64, got 0"),
-        (["--kind=shift", "--mem_len=-1"], "mem_len must lie between 0 and 64, got -1"),
-        (["--kind=wavelengths", "--d_model=7"], "d_model must be even"),
-        (["--kind=masks", "--layer=7"], "--layer is for --kind=attention, terms, got --kind=masks"),
-        (["--kind=shift", "--model_dir=x"], "--model_dir is for --kind=curves, attention, .*, got --kind=shift"),
-        (["--kind=curves", "--model_dir=x", "--text=a"], "--text is for --kind=attention, terms, memory, got"),
-        (["--kind=terms"], "curves, attention, terms, memory and context need --model_dir"),
+        (["--kind=masks", "--tgt_len=0"], ["tgt_len", 1, 64, 0]),
+        (["--kind=shift", "--mem_len=-1"], ["mem_len", 0, 64, -1]),
+        (["--kind=wavelengths", "--d_model=7"], ["d_model", 7]),
+        (["--kind=masks", "--layer=7"], ["--layer", "--kind=attention, terms", "--kind=masks"]),
+        (["--kind=shift", "--model_dir=x"], ["--model_dir", "--kind=curves, attention", "--kind=shift"]),
+        (["--kind=curves", "--model_dir=x", "--text=a"], ["--text", "--kind=attention, terms, memory"]),
+        (["--kind=terms"], ["terms", "--model_dir"]),
     ],
     ids=str,
 )
-def test_bad_flags_of_ideas_are_named(main, tmp_path, arguments, message):
-    with pytest.raises((ValueError, flags.IllegalFlagValueError), match=message):
+def test_bad_flags_of_ideas_are_named(main, tmp_path, arguments, facts):
+    with raises_naming((ValueError, flags.IllegalFlagValueError), *facts):
         main(*arguments, f"--output={tmp_path / 'picture.png'}")
     assert not (tmp_path / "picture.png").exists()
 

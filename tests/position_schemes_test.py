@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,18 @@ import own_parts
 import pytest
 import t5_positions
 import tensorflow as tf
-from helpers import ROOT, SMALL, eagerly, log_rows, raises_parameter, randomise, run_program, train_run, word_vocab
+from helpers import (
+    ROOT,
+    SMALL,
+    eagerly,
+    log_rows,
+    raises_naming,
+    raises_parameter,
+    randomise,
+    run_program,
+    train_run,
+    word_vocab,
+)
 from own_parts import SETTINGS, checks_of, expected_nll, wrong
 from saved_models import STRANGER
 from segments import (
@@ -879,7 +889,7 @@ def test_a_run_keeps_its_positions(positions, tmp_path, text_file):
         np.testing.assert_array_equal(found, expected)
     kind = WINDOWS if positions in WINDOWS else ("alibi", "rotary")  # context_len fits both
     other = next(name for name in kind if name != positions)
-    with pytest.raises(ValueError, match=re.escape(f"positions must be '{positions}'")):
+    with raises_naming(ValueError, "positions", positions):
         origin = {"init_from": str(tmp_path / "run")}
         train_run(tmp_path / "other", text_file, model={**model, "positions": other}, training=origin)
     with pytest.raises(ValueError, match="positions"):

@@ -76,7 +76,7 @@ def test_interleaved_is_halves_in_another_order_and_the_vanilla_encoding():
     np.testing.assert_allclose(interleaved, positional_encoding(9, 6), atol=1e-6)
     in_graph = tf.function(lambda n: positional_embedding(tf.range(n), inv_freq, 2, "interleaved"))(tf.constant(9.0))
     np.testing.assert_array_equal(in_graph, np.repeat(interleaved, 2, 0))
-    with pytest.raises(ValueError, match="convention must be one of halves, interleaved, got 'pairs'"):
+    with raises_parameter("convention", "pairs", ["halves", "interleaved"]):
         positional_embedding(pos_seq, inv_freq, convention="pairs")
 
 

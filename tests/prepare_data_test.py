@@ -2,12 +2,13 @@
 
 import contextlib
 import io
+import re
 import types
 
 import numpy as np
 import pytest
 from absl import flags
-from helpers import program, run_program, write_splits
+from helpers import mentions, program, run_program, write_splits
 
 from txl_programs import program as programs
 from txl_tf.data.text import corpus
@@ -47,11 +48,11 @@ def test_the_originals_command_prepares_a_folder_and_then_finds_it_done(tmp_path
     ]  # fmt: skip
     result = run(*flags)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1].endswith("/: 3 symbols, cutoffs []; tokens: 5 train, 2 valid, 2 test")
+    assert mentions(result.stdout.splitlines()[-1], 3, 5, 2)
     assert corpus.load_corpus(tmp_path).splits["train"].tolist() == [1, 2, 0, 1, 0]
     result = run(*flags[:2], "--per_host_test_bsz=8", "--tgt_len=128", "--num_passes=1", "--use_tpu=False")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-2] == f"{tmp_path} is prepared already"
+    assert mentions(result.stdout.splitlines()[-2], tmp_path)
 
 
 def test_text_flags_reach_the_library(tmp_path, run):
@@ -78,50 +79,47 @@ def test_verify_checks_every_file_and_changes_nothing(tmp_path, run):
     corpus.prepare(folder, "pydoc")
     result = run(f"--data_dir={folder}", "--verify")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0] == "every file is as it was written"
-    assert result.stdout.splitlines()[1].startswith(f"{folder}: ")
+    assert result.stdout.splitlines()[-1].startswith(f"{folder}: ")
     data = bytearray((folder / "train.npy").read_bytes())
     data[5000] ^= 1
     (folder / "train.npy").write_bytes(data)
     result = run(f"--data_dir={folder}", "--verify")
     assert result.returncode == 1
-    assert f"prepare_data.py: {folder}/train.npy is damaged: its checksum differs from corpus-info" in result.stderr
+    assert mentions(result.stderr, "prepare_data.py", f"{folder}/train.npy")
     assert (folder / "train.npy").read_bytes() == data
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--dataset=wt2 --level=byte", "--level is for your own text, and --dataset=wt2 has the original's tokens"),
-        ("--dataset=wt2 --valid_fraction=0.4", "--valid_fraction is for your own text, and --dataset=wt2 has"),
-        ("--dataset=enwik8 --subword_type=bpe", "--subword_type is for your own text, and --dataset=enwik8 has"),
-        ("--dataset=ptb --nolower_case", "--lower_case is for your own text, and --dataset=ptb has"),
-        ("--dataset=text --subword_type=bpe", "--subword_type is for --level=subword, not for --level=char"),
-        ("--dataset=text --num_shuffle=9", "--num_shuffle is for --dataset=lm1b, not for --dataset=text"),
-        ("--dataset=wt103 --seed=1", "--seed is for --dataset=lm1b, not for --dataset=wt103"),
-        ("--dataset=text --download_url=x", "--download_url is for datasets of the paper, not for --dataset=text"),
-        ("--dataset=wt2 --download_url=http://x", "--download_url is for --download, which is not given"),
-        ("--dataset=pydoc --text_field=body", "--text_field is for --dataset=text"),
+        ("--dataset=wt2 --level=byte", "--level.*--dataset=wt2"),
+        ("--dataset=wt2 --valid_fraction=0.4", "--valid_fraction.*--dataset=wt2"),
+        ("--dataset=enwik8 --subword_type=bpe", "--subword_type.*--dataset=enwik8"),
+        ("--dataset=ptb --nolower_case", "--lower_case.*--dataset=ptb"),
+        ("--dataset=text --subword_type=bpe", "--subword_type.*--level=subword.*--level=char"),
+        ("--dataset=text --num_shuffle=9", "--num_shuffle.*--dataset=lm1b.*--dataset=text"),
+        ("--dataset=wt103 --seed=1", "--seed.*--dataset=lm1b.*--dataset=wt103"),
+        ("--dataset=text --download_url=x", "--download_url.*--dataset=text"),
+        ("--dataset=wt2 --download_url=http://x", "--download_url.*--download"),
+        ("--dataset=pydoc --text_field=body", "--text_field.*--dataset=text"),
         (
             "--dataset=text --level=subword --vocab_path=s.model --subword_type=bpe",
-            "--subword_type is for making subwords, which --vocab_path=s.model has already",
+            "--subword_type.*--vocab_path=s.model",
         ),
-        ("--verify --dataset=ptb", "--dataset is for a preparation, and --verify only checks one"),
-        ("--verify --shard_tokens=5 --level=byte", "--shard_tokens is for a preparation, and --verify only"),
-        ("--verify --ray_workers=2", "--ray_workers is for a preparation, and --verify only checks one"),
+        ("--verify --dataset=ptb", "--dataset.*--verify"),
+        ("--verify --shard_tokens=5 --level=byte", "--shard_tokens.*--verify"),
+        ("--verify --ray_workers=2", "--ray_workers.*--verify"),
     ],
 )
 @pytest.mark.parametrize("run", ["in this process"], indirect=True)
 def test_a_flag_without_effect_is_refused(tmp_path, run, arguments, message):
     result = run(f"--data_dir={tmp_path}/made", *arguments.split())
-    assert result.returncode == 1 and f"prepare_data.py: {message}" in result.stderr
+    assert result.returncode == 1 and re.search(f"^prepare_data.py: {message}", result.stderr, re.M)
     assert not (tmp_path / "made").exists()
 
 
 def test_an_error_is_a_sentence_and_no_traceback(tmp_path, run):
     result = run(f"--data_dir={tmp_path}", "--dataset=wt2")
     assert result.returncode == 1
-    assert (
-        f"prepare_data.py: there is no file {tmp_path}/train.txt. Dataset 'wt2' needs it; tools/prep" in result.stderr
-    )
+    assert mentions(result.stderr, "prepare_data.py", f"{tmp_path}/train.txt", "'wt2'")
     assert "Traceback" not in result.stderr

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from helpers import program, run_here, write_text
+from helpers import mentions, program, run_here, write_text
 
 from txl_tf.config import (
     EvaluationConfig,
@@ -152,11 +152,11 @@ def test_without_sizes_a_preset_is_chosen_and_flags_that_are_given_count(chosen)
     model, training, said = chosen()
     assert (model.num_layers, model.d_model, model.num_heads, model.dff) == (2, 128, 4, 512)
     assert (training.train_steps, training.batch_tokens, training.iterations) == (500, 8192, 50)
-    assert "preset tiny: 0.9 M parameters" in said and "500 steps" in said and "300 pairs" in said and "44.0 M" in said
+    assert mentions(said, "tiny", "0.9") and "500 steps" in said and "300 pairs" in said and "44.0 M" in said
     model, training, said = chosen("--d_model=64", "--train_steps=70", "--batch_size=3")
-    assert (model.num_layers, model.d_model, model.dff) == (2, 64, 512) and "d_model=64 as given" in said
+    assert (model.num_layers, model.d_model, model.dff) == (2, 64, 512) and mentions(said, "d_model=64")
     assert (training.train_steps, training.batch_size) == (70, 3) and "70 steps" in said
     model, training, said = chosen("--num_layers=1", "--d_model=8", "--num_heads=2", "--dff=8")
     assert (training.train_steps, training.batch_tokens) == (20_000, None) and "preset" not in said
     model, training, said = chosen("--preset=base")
-    assert (model.d_model, training.train_steps) == (512, 20_000) and "preset base: 44.0 M" in said
+    assert (model.d_model, training.train_steps) == (512, 20_000) and mentions(said, "base", "44.0")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
-from helpers import INSTALLED, ROOT, run_here, run_program
+from helpers import INSTALLED, ROOT, mentions, raises_naming, run_here, run_program
 from helpers import program as open_program
 
 import txl_programs
@@ -128,7 +128,7 @@ def test_an_argument_that_the_locale_cannot_read_is_named(verbosity, monkeypatch
     monkeypatch.setattr(sys, "argv", ["some.py", "--level=char", argument])
     with pytest.raises(SystemExit) as end:
         run(lambda: argument.encode())
-    assert "some.py: --data_path=\\xff must be in utf-8, the encoding of the locale; with PYTHONUTF8" in end.value.code
+    assert mentions(end.value.code, "some.py", "--data_path=\\xff", "utf-8", "PYTHONUTF8")
 
 
 def test_the_notes_of_tensorflow_s_import_are_left_out_and_nothing_else(monkeypatch, capfd):
@@ -218,7 +218,7 @@ SECONDS = 0.3  # of the processor; an idle machine needs half of it
 
 def test_help_imports_neither_tensorflow_nor_keras_nor_numpy_nor_the_library():
     status, shown, errors, _, imported = ask("txl-score", "--help")
-    assert (status, errors, imported) == (0, "", []) and "Scores lines of text" in shown
+    assert (status, errors, imported) == (0, "", []) and "--model_dir" in shown
 
 
 @pytest.mark.slow
@@ -325,11 +325,11 @@ def test_stray_arguments_are_refused_and_nothing_is_run(verbosity):
     called = []
     with pytest.raises(SystemExit) as end:
         run(lambda: called.append(1), "a", "b")
-    assert end.value.code == "some.py: unexpected arguments: a b" and not called
+    assert mentions(end.value.code, "some.py", "a", "b") and not called
     run(lambda: called.append(1))
     assert called
     status, _, errors, *_ = ask("tools/score.py", "--model_dir=a", "b")
-    assert status == 1 and errors == "score.py: unexpected arguments: b"
+    assert status == 1 and mentions(errors, "score.py", "b")
 
 
 def test_messages_of_the_library_go_to_the_standard_output(verbosity, capsys):
@@ -347,7 +347,7 @@ def test_no_error_is_longer_than_500_characters(verbosity, error):
 
     with pytest.raises(SystemExit) as end, printing.ending():
         run(fail)
-    assert len(end.value.code) <= 500 and end.value.code.endswith("way out\n(--verbosity=1 shows where)")
+    assert len(end.value.code) <= 500 and "way out\n" in end.value.code
 
 
 def test_no_line_of_a_message_is_longer_than_500_characters(verbosity, capsys):
@@ -375,7 +375,7 @@ def test_control_characters_of_messages_and_errors_are_made_visible(verbosity, c
     with pytest.raises(SystemExit) as end:
         run(main)
     shown = "a\\x1b[2J\\x07\\u202e\tb\nc"
-    assert end.value.code == f"some.py: {shown}\n(--verbosity=1 shows where)"
+    assert end.value.code.startswith(f"some.py: {shown}\n")
     assert capsys.readouterr().out == f"sample: {shown}\n"
 
 
@@ -427,7 +427,7 @@ def test_lists_of_numbers_come_as_such(own_flags):
     given = flag_values.values(TextConfig, given_only=True)
     assert given == {"cutoffs": [20000, 40000], "data_path": ["1", "2"]}
     own_flags.unparse_flags()
-    with pytest.raises(flags.IllegalFlagValueError, match="cutoffs.*must be integers, as 20000,40000"):
+    with raises_naming(flags.IllegalFlagValueError, "cutoffs", "20000,40000"):
         own_flags(["some.py", "--cutoffs=20000,x"])
 
 
@@ -480,7 +480,7 @@ def test_a_flag_that_names_a_file_by_nothing_ends_the_program(flag):
         flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}="])
         with pytest.raises(SystemExit) as end:
             command_line.refuse_empty()
-        assert f"--{flag} must not be empty" in end.value.code
+        assert mentions(end.value.code, f"--{flag}")
         flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}=a"])
         command_line.refuse_empty()
 

@@ -5,6 +5,7 @@ import types
 
 import pytest
 import tensorflow as tf
+from helpers import mentions
 from tensorflow.core.util import event_pb2
 
 from txl_tf.config import TrainingConfig
@@ -51,7 +52,7 @@ def test_no_two_lines_are_more_than_30_seconds_and_a_step_apart(training):
     steps = [int(line.split()[1].partition("/")[0]) for line in lines[1:]]
     assert steps == [3, 11, 19, 27, 35, 43, 50]  # 30 s are 8 steps
     assert all("4 s a step" in line for line in lines[1:-1])
-    assert lines[1].endswith("0:06:28 left | next validation at step 100")
+    assert mentions(lines[1], "0:06:28", 100)
     assert lines[2].endswith("0:05:56 left")  # 89 steps of 4 s
 
 
@@ -63,9 +64,9 @@ def test_a_fast_training_has_a_line_for_each_interval(training):
 def test_the_time_left_counts_validations_and_the_next_one_is_announced(training):
     """Validations are at the ends of the intervals in which a multiple of `save_steps` lies: 40, 60, 80."""
     lines = training(1.0, 60, samples=True, train_steps=100, iterations=20, save_steps=25)
-    assert lines[1].endswith("0:01:37 left | next validation and sample at step 40")
+    assert mentions(lines[1], "0:01:37", 40)
     at_40, at_60 = (next(line for line in lines if line.startswith(f"step  {n}/100 | loss")) for n in (40, 60))
-    assert at_40.endswith("0:03:00 left | valid val_loss 3.0 | next validation and sample at step 60")  # 60 + 3 * 40
+    assert mentions(at_40, "0:03:00", "val_loss 3.0", 60)  # 60 + 3 * 40
     assert "0:02:00 left" in at_60 and at_60.endswith("step 80")  # 40 + 2 * 40
 
 

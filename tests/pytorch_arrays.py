@@ -34,7 +34,7 @@ def convert(checkpoint, model_dir):
         command += [f"--cutoffs={','.join(map(str, told['cutoffs']))}"] if told["cutoffs"] else []
     options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": str(TOOL.parents[1])}}
     done = subprocess.run(command, **options)
-    if "corpus is needed" in done.stderr:
+    if "corpus" in done.stderr:
         command += [f"--corpus={checkpoint.parent / 'words.txt'}"]
         done = subprocess.run(command, **options)
     if done.returncode:

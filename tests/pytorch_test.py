@@ -12,7 +12,9 @@ from helpers import (
     SMALL,
     assert_variables_equal,
     make_run,
+    mentions,
     program,
+    raises_naming,
     raises_parameter,
     run_program,
     train_run,
@@ -25,6 +27,7 @@ import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.convert.pickles import FileError
 from txl_tf.convert.pytorch import pytorch_to_run
+from txl_tf.convert.pytorch_mapping import NOBODY
 from txl_tf.convert.pytorch_vocab import read_vocabulary, repaired
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.runs.evaluate import evaluate_run
@@ -159,7 +162,7 @@ def test_a_softmax_without_bins_may_have_a_projection_of_its_own(case, tmp_path,
     shutil.rmtree(os.path.dirname(path))
     lm, path = case("hf", {"d_embed": 6}, tensors=tensors, tie_projs=[False])
     found, _, made = opened(tmp_path, path)
-    assert made.model["cutoffs"] == [22] and "the last word became a cluster of its own" in made.notes[0]
+    assert made.model["cutoffs"] == [22] and made.notes[0]
     tokens = np.arange(10, dtype=np.int32).reshape(2, 5)
     hidden, _ = lm.network(tokens)
     logits = (hidden.numpy() @ own) @ tensors["word_emb.emb_layers.0.weight"].T + tensors["crit.out_layers.0.bias"]
@@ -214,7 +217,7 @@ def test_other_types_become_float32(case, tmp_path, dtype):
         tensors[name] = BFloat16(halves) if dtype == "bfloat16" else array.astype(dtype)
     write_safetensors(path, tensors)
     found, _, made = opened(tmp_path, path)
-    assert f"weights of {dtype} became float32" in made.notes
+    assert mentions(made.notes, dtype, "float32")
     for name, array in txl_tf.tf1_variables(found).items():
         if dtype == "bfloat16":
             rounded = (expected[name].view(np.uint32) >> 16 << 16).view(np.float32)
@@ -260,7 +263,7 @@ def test_forms_of_the_originals_files(case, tmp_path, name):
     assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
     assert vocab.symbols == WORDS and found.network.mem_len == 4 and found.network.layer_norm_epsilon == 1e-5
     assumed = ["same_length", "clamp_len", "dropout", "dropatt", "layer_norm_epsilon", "pre_lnorm"]
-    assert made.origins.get("nobody, so assumed") == (assumed if given else None)
+    assert made.origins.get(NOBODY) == (assumed if given else None)
 
 
 def test_old_configurations_of_hugging_face(case, tmp_path):
@@ -279,22 +282,22 @@ def zeros(*shape, dtype=np.float32):
 
 
 QKV = "layers.1.dec_attn.qkv_net.weight"
-DAMAGED = {  # a tensor, what it becomes, and how the message goes on
-    "a tensor is missing": (QKV, None, f"has no tensor {QKV}"),
+DAMAGED = {  # a tensor, what it becomes, and what the message contains
+    "a tensor is missing": (QKV, None, f"{QKV}"),
     "a part of a layer is missing": (
         "layers.0.pos_ff.CoreNet.3.bias",
         None,
-        "has no tensor layers.0.pos_ff.CoreNet.3.b",
+        "layers.0.pos_ff.CoreNet.3.b",
     ),
-    "no softmax": ("crit.", None, "has no tensor crit"),
-    "another shape": (QKV, zeros(17, 8), f"{QKV} must be 18x8 numbers of .*, got 17x8 of float32"),
-    "integers": (QKV, zeros(18, 8, dtype=np.int64), f"{QKV} must be 18x8 numbers of .*, got 18x8 of int64"),
-    "no numbers": ("r_w_bias", zeros(0, 3), "r_w_bias must be anyxany numbers"),
-    "an unknown tensor": ("layers.0.adapter.weight", zeros(3), "another network: it has 'layers.0.adapter.weight'"),
-    "own words": ("crit.out_layers.1.weight", zeros(7, 4), "out_layers.1.weight is not the embedding's table"),
-    "a projection": ("crit.out_projs.1", zeros(8, 4), "says that crit.out_projs.1 is the embedding's, but it is not"),
-    "widths": ("word_emb.emb_layers.1.weight", zeros(7, 3), "word_emb.emb_projs.1 must be 8x3 numbers of .*, got 8x4"),
-    "clusters": ("crit.cluster_weight", zeros(1, 8), "crit.cluster_weight must be 2x8 numbers"),
+    "no softmax": ("crit.", None, "crit"),
+    "another shape": (QKV, zeros(17, 8), f"{QKV}.*18x8.*17x8.*float32"),
+    "integers": (QKV, zeros(18, 8, dtype=np.int64), f"{QKV}.*18x8.*18x8.*int64"),
+    "no numbers": ("r_w_bias", zeros(0, 3), "r_w_bias"),
+    "an unknown tensor": ("layers.0.adapter.weight", zeros(3), "'layers.0.adapter.weight'"),
+    "own words": ("crit.out_layers.1.weight", zeros(7, 4), "out_layers.1.weight"),
+    "a projection": ("crit.out_projs.1", zeros(8, 4), "crit.out_projs.1"),
+    "widths": ("word_emb.emb_layers.1.weight", zeros(7, 3), "word_emb.emb_projs.1.*8x3.*8x4"),
+    "clusters": ("crit.cluster_weight", zeros(1, 8), "crit.cluster_weight.*2x8"),
 }
 
 
@@ -311,24 +314,24 @@ def test_a_damaged_checkpoint_is_refused(small_lm, tmp_path):
 
 
 CONTRADICTING = {
-    "n_layer": (3, "config.json says n_layer=3, but by the shapes of its tensors .*model.safetensors has n_layer=2"),
-    "d_model": (16, "says d_model=16, .* has d_model=8"),
-    "vocab_size": (24, "says n_token=24, .* has n_token=23"),
-    "cutoffs": ([5, 13], r"says cutoffs=\[5, 13\], .* has cutoffs=\[5, 12\]"),
-    "div_val": (3, "says div_val=3, .* has div_val=2"),
-    "untie_r": (False, "says untie_r=False, .* has untie_r=True"),
-    "attn_type": (2, "is another network: .*config.json says attn_type=2"),
-    "sample_softmax": (20, "says sample_softmax=20; the softmax here is over all words"),
-    "ext_len": (4, "says ext_len=4; there is no extended context"),
-    "tie_word_embeddings": (False, "says that the softmax has weights of its own, and there is no crit"),
-    "mem_len": (None, "mem_len is needed: .*config.json does not say it"),
-    "model_type": ("gpt2", "config.json: model_type must be transfo-xl, got 'gpt2'"),
-    "n_head": ("2", "config.json: n_head must be an integer, got '2'"),
-    "same_length": (1, "config.json: same_length must be True or False, got 1"),
-    "dropout": (1.5, "dropout must lie in"),
-    "layer_norm_epsilon": (0, "layer_norm_epsilon must be between 0 and 1"),
-    "clamp_len": (True, "clamp_len must be an integer, got True"),
-    "tie_projs": ([False, False, True], "has no tensor crit.out_projs.1"),
+    "n_layer": (3, "config.json.*n_layer=3.*model.safetensors.*n_layer=2"),
+    "d_model": (16, "d_model=16.*d_model=8"),
+    "vocab_size": (24, "n_token=24.*n_token=23"),
+    "cutoffs": ([5, 13], r"cutoffs=\[5.*13\].*cutoffs=\[5.*12\]"),
+    "div_val": (3, "div_val=3.*div_val=2"),
+    "untie_r": (False, "untie_r=False.*untie_r=True"),
+    "attn_type": (2, "config.json.*attn_type=2"),
+    "sample_softmax": (20, "sample_softmax=20"),
+    "ext_len": (4, "ext_len=4"),
+    "tie_word_embeddings": (False, "softmax.*crit"),
+    "mem_len": (None, "mem_len.*config.json"),
+    "model_type": ("gpt2", "config.json.*model_type.*'gpt2'"),
+    "n_head": ("2", "config.json.*n_head.*'2'"),
+    "same_length": (1, "config.json.*same_length.*True.*False.*1"),
+    "dropout": (1.5, "dropout"),
+    "layer_norm_epsilon": (0, "layer_norm_epsilon.*0"),
+    "clamp_len": (True, "clamp_len.*True"),
+    "tie_projs": ([False, False, True], "crit.out_projs.1"),
 }  # fmt: skip
 
 
@@ -340,48 +343,42 @@ def test_what_a_file_says_is_compared_with_its_tensors(case, tmp_path):
 
 def test_same_length_without_memory_is_refused(case, tmp_path):
     _, path = case("hf", {**WIDE, "same_length": True}, mem_len=0)
-    refused(tmp_path, path, "mem_len=0 and same_length: its tokens see nothing")
+    refused(tmp_path, path, "mem_len=0.*same_length")
 
 
 def test_what_is_given_is_compared_too(case, tmp_path):
     _, path = case("kimi", SHARED)
-    refused(tmp_path, path, "the command says n_layer=3, but by the shapes .* has n_layer=2", n_layer=3)
-    refused(tmp_path, path, "mem_len=9 was given, but the MemTransformerLM in .* says mem_len=4", mem_len=9)
-    refused(tmp_path, path, r"cutoffs=\[5, 13\] was given, but the Mem.* says cutoffs=\[5, 12\]", cutoffs=[5, 13])
-    refused(tmp_path, path, "mem_length is none of what may be given: n_token, n_layer", mem_length=4)
-    refused(tmp_path, path, "the command: mem_len must be an integer, got '4'", mem_len="4")
-    refused(tmp_path, path, "says proj_share_all_but_first=False, .* has .*=True", proj_share_all_but_first=False)
+    refused(tmp_path, path, "n_layer=3.*n_layer=2", n_layer=3)
+    refused(tmp_path, path, "mem_len=9.*MemTransformerLM.*mem_len=4", mem_len=9)
+    refused(tmp_path, path, r"cutoffs=\[5.*13\].*cutoffs=\[5.*12\]", cutoffs=[5, 13])
+    refused(tmp_path, path, "mem_length.*n_token.*n_layer", mem_length=4)
+    refused(tmp_path, path, "mem_len.*'4'", mem_len="4")
+    refused(tmp_path, path, "proj_share_all_but_first=False.*=True", proj_share_all_but_first=False)
     opened(tmp_path, path, n_layer=2, mem_len=4, cutoffs=(5, 12), layer_norm_epsilon=1e-5)
 
 
 def test_a_bare_state_dict_needs_what_it_does_not_say(case, tmp_path):
     lm, path = case("kimi", SHARED)
     write_zip(path, tensors_of(lm, "kimi"))
-    refused(tmp_path, path, "cutoffs is needed: the state_dict .* does not say where its 3 clusters begin", mem_len=4)
-    refused(tmp_path, path, "cutoffs must be 2, as many as .* has clusters.*, got .5.", mem_len=4, cutoffs=[5])
-    refused(tmp_path, path, "cutoffs must increase", mem_len=4, cutoffs=[12, 5])
-    refused(tmp_path, path, "mem_len is needed: the state_dict", cutoffs=[5, 12])
+    refused(tmp_path, path, "cutoffs.*state_dict.*3", mem_len=4)
+    refused(tmp_path, path, "cutoffs.*2.*.5.", mem_len=4, cutoffs=[5])
+    refused(tmp_path, path, "cutoffs", mem_len=4, cutoffs=[12, 5])
+    refused(tmp_path, path, "mem_len.*state_dict", cutoffs=[5, 12])
 
 
 def test_files_that_are_no_checkpoint(case, tmp_path):
-    refused(tmp_path, tmp_path / "absent", "there is no file or folder .*absent': .* none is fetched")
+    refused(tmp_path, tmp_path / "absent", "absent'")
     (tmp_path / "empty").mkdir()
-    refused(
-        tmp_path, tmp_path / "empty", "no PyTorch checkpoint in .*empty: none of checkpoint_best.pt, .* Name the file"
-    )
+    refused(tmp_path, tmp_path / "empty", "empty.*checkpoint_best.pt")
     _, path = case("hf")
     (tmp_path / "page.bin").write_text("<!DOCTYPE html>\n<html>")
-    refused(tmp_path, tmp_path / "page.bin", "page.bin cannot be read as .*: it begins with '<!DOCTYPE html>")
+    refused(tmp_path, tmp_path / "page.bin", "page.bin.*'<!DOCTYPE html>")
     os.remove(os.path.join(os.path.dirname(path), "config.json"))
-    refused(tmp_path, os.path.dirname(path), "is Hugging Face's, which needs its .*config.json beside it")
-    refused(tmp_path, path, "is Hugging Face's, which needs its .*config.json beside it")
-    refused(
-        tmp_path, write_zip(tmp_path / "model.pt", Module("torch.nn", "Linear")), "holds a 'Linear', not a MemTransf"
-    )
-    refused(tmp_path, write_zip(tmp_path / "list.pt", [1, 2]), "there are no tensors in .1, 2.")
-    refused(
-        tmp_path, write_zip(tmp_path / "nv.pt", {"model_state": {}, "args": 1}), "model_state and model_config must be"
-    )
+    refused(tmp_path, os.path.dirname(path), "config.json")
+    refused(tmp_path, path, "config.json")
+    refused(tmp_path, write_zip(tmp_path / "model.pt", Module("torch.nn", "Linear")), "'Linear'.*MemTransformerLM")
+    refused(tmp_path, write_zip(tmp_path / "list.pt", [1, 2]), ".1.*2.")
+    refused(tmp_path, write_zip(tmp_path / "nv.pt", {"model_state": {}, "args": 1}), "model_state.*model_config")
 
 
 def test_tensors_in_the_same_bytes_make_no_large_model(small_lm, tmp_path):
@@ -402,10 +399,10 @@ def test_tensors_in_the_same_bytes_make_no_large_model(small_lm, tmp_path):
 
 
 HOSTILE = {
-    "a huge number": ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon must be a number, got 10{15,40}"),
-    "a huge size": ({"n_layer": 10**30}, "n_layer must be an integer, got 1000000"),
-    "many cutoffs": ({"cutoffs": [5] * 50_000}, "says cutoffs=a list of length 50000, but"),
-    "a large file": ({"note": "x" * 2_000_000}, "config.json has 2,[0-9,]+ bytes, a configuration about 1,000"),
+    "a huge number": ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon.*10{15,40}"),
+    "a huge size": ({"n_layer": 10**30}, "n_layer.*1000000"),
+    "many cutoffs": ({"cutoffs": [5] * 50_000}, "cutoffs=.*50000"),
+    "a large file": ({"note": "x" * 2_000_000}, "config.json.*2,[0-9,]+.*1,000"),
 }
 
 
@@ -420,7 +417,7 @@ def test_a_hostile_name_is_one_short_error(small_lm, tmp_path):
     tensors = tensors_of(lm, "kimi") | {"x\n" * 100_000: zeros(2)}
     (tmp_path / "case").mkdir()
     path = write_zip(tmp_path / "case" / "state_dict.pt", tensors)
-    refused(tmp_path, path, "is another network: it has 'x.nx.n.*characters", mem_len=4, corpus=tmp_path)
+    refused(tmp_path, path, "'x.nx.n.*characters", mem_len=4, corpus=tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------- the vocabulary
@@ -452,8 +449,8 @@ def test_vocabularies(tmp_path, name):
         source, notes = read_vocabulary(path)
         assert source.vocab.symbols == FRENCH and source.dataset is None
         assert source.vocab.lower_case == (name in ("vocab.pkl", "vocab.bin"))
-        assert [n for n in notes if "3 words" in n and "read as latin1: repaired" in n] or name == "vocab.txt"
-        assert "no dataset is known: a line ends in <eos>, and unknown words are <unk>" in notes[-1]
+        assert [n for n in notes if "3 words" in n and mentions(n, "latin1")] or name == "vocab.txt"
+        assert mentions(notes[-1], "<eos>", "<unk>")
         np.testing.assert_array_equal(source.vocab.encode("été nouveau\n"), [2, 1, 0])
     assert read_vocabulary(tmp_path / name, "wt2")[0].dataset == "wt2"
 
@@ -540,11 +537,11 @@ def test_what_is_no_vocabulary(tmp_path, tree, found):
 def test_the_vocabulary_must_be_the_models(case, tmp_path):
     _, path = case("nv")
     (tmp_path / "words.txt").write_text("<eos>\n<unk>\n")
-    message = "the vocabulary .*words.txt has 2 symbols, but .*checkpoint_best.pt is of n_token=23"
+    message = "words.txt.*2.*checkpoint_best.pt.*n_token=23"
     refused(tmp_path, path, message, corpus=tmp_path / "words.txt")
-    refused(tmp_path, path, "dataset is lm1b, but .*checkpoint_best.pt says wt103", dataset="lm1b")
+    refused(tmp_path, path, "lm1b.*checkpoint_best.pt.*wt103", dataset="lm1b")
     lm, path = case_without_words(tmp_path)
-    refused(tmp_path, path, "corpus is needed: neither .*model.safetensors nor its folder holds the vocabulary")
+    refused(tmp_path, path, "corpus.*model.safetensors")
 
 
 def case_without_words(tmp_path):
@@ -558,7 +555,7 @@ def test_a_list_of_words_with_counts_is_not_written_over(case, tmp_path):
     _, path = case("nv")
     counted = tmp_path / "case" / "vocab.txt"
     counted.write_text("".join(f"{word} 3\n" for word in WORDS))
-    with pytest.raises(ValueError, match=f"{counted} would be written over, and holds something else"):
+    with raises_parameter(str(counted), None):
         pytorch_to_run(path, counted.parent, corpus=counted)
     assert counted.read_text().startswith(f"{WORDS[0]} 3\n")
 
@@ -597,14 +594,16 @@ def test_the_program_says_what_it_found(case, tmp_path, printed, process):
     lm, path = case("hf", {**WIDE, "same_length": True})
     call = as_a_process if process else printed
     lines = call(f"--pytorch_checkpoint={path}", f"--model_dir={tmp_path}/run").splitlines()
-    assert lines[:3] == [
-        f"{path}: Hugging Face, {lm.count_params():,} parameters, 23 symbols",
-        "said by the shapes of its tensors: n_token=23 n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 "
-        "untie_r=True div_val=2 proj_share_all_but_first=True tie_weight=True cutoffs=[5, 12]",
-        f"said by {tmp_path}/case/config.json: mem_len=4 same_length=True clamp_len=-1 dropout=0.2 dropatt=0.1 "
-        "layer_norm_epsilon=1e-05 pre_lnorm=False",
-    ]
-    assert lines[3].startswith("note: mem_len 5 became 4: with same_length, the Hugging Face program sees")
+    assert mentions(lines[0], path, f"{lm.count_params():,}", 23)
+    assert lines[1].endswith(
+        ": n_token=23 n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 untie_r=True div_val=2 "
+        "proj_share_all_but_first=True tie_weight=True cutoffs=[5, 12]"
+    )
+    assert lines[2].endswith(
+        f"{tmp_path}/case/config.json: mem_len=4 same_length=True clamp_len=-1 dropout=0.2 dropatt=0.1 "
+        "layer_norm_epsilon=1e-05 pre_lnorm=False"
+    )
+    assert mentions(lines[3], "mem_len", 5, 4, "same_length")
     assert lines[-1] == f"{tmp_path}/run/ckpt-0"
 
 
@@ -616,46 +615,43 @@ def test_the_programs_flags(case, tmp_path, printed):
         printed(*command)
     assert not (tmp_path / "run").exists()
     out = printed(*command, "--cutoffs=5,12", "--clamp_len=3", "--layer_norm_epsilon=1e-4")
-    assert "said by the command: cutoffs=[5, 12] mem_len=4 clamp_len=3 layer_norm_epsilon=0.0001" in out
-    assert "said by nobody, so assumed: same_length=False dropout=0.0 dropatt=0.0" in out
+    assert mentions(out, "cutoffs=[5, 12]", "mem_len=4", "clamp_len=3", "layer_norm_epsilon=0.0001")
+    assert mentions(out, "same_length=False", "dropout=0.0", "dropatt=0.0")
     assert RunFolder(tmp_path / "run").read_config()["model"]["layer_norm_epsilon"] == 1e-4
     out = printed("--to_tf1", f"--tf1_checkpoint={tmp_path}/b")
-    assert "note: the model has layer_norm_epsilon=0.0001; the original program has 1e-12" in out
+    assert mentions(out, "layer_norm_epsilon=0.0001", "1e-12")
     with pytest.raises(flags.IllegalFlagValueError, match="must have a value other than None"):
         printed(*command, f"--tf1_checkpoint={path}")
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, flag, direction",
     [
-        (["--to_tf1", "--tf1_checkpoint=b", "--mem_len=9"], "--mem_len is not for --to_tf1"),
-        (["--to_tf1", "--tf1_checkpoint=b", "--corpus=nowhere"], "--corpus is not for --to_tf1"),
-        (
-            ["--to_tf1", "--pytorch_checkpoint=b"],
-            "--pytorch_checkpoint is not for --to_tf1, which takes model_dir, tf1_",
-        ),
-        (["--tf1_checkpoint=b", "--ckpt_path=nowhere"], "--ckpt_path is not for --tf1_checkpoint"),
-        (["--tf1_checkpoint=b", "--cutoffs=3"], "--cutoffs is not for --tf1_checkpoint"),
-        (["--pytorch_checkpoint=b", "--ckpt_path=nowhere"], "--ckpt_path is not for --pytorch_checkpoint"),
+        (["--to_tf1", "--tf1_checkpoint=b", "--mem_len=9"], "--mem_len", "--to_tf1"),
+        (["--to_tf1", "--tf1_checkpoint=b", "--corpus=nowhere"], "--corpus", "--to_tf1"),
+        (["--to_tf1", "--pytorch_checkpoint=b"], "--pytorch_checkpoint", "--to_tf1"),
+        (["--tf1_checkpoint=b", "--ckpt_path=nowhere"], "--ckpt_path", "--tf1_checkpoint"),
+        (["--tf1_checkpoint=b", "--cutoffs=3"], "--cutoffs", "--tf1_checkpoint"),
+        (["--pytorch_checkpoint=b", "--ckpt_path=nowhere"], "--ckpt_path", "--pytorch_checkpoint"),
     ],
     ids=str,
 )
-def test_flags_of_another_direction_are_refused(printed, arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_flags_of_another_direction_are_refused(printed, arguments, flag, direction):
+    with raises_naming(ValueError, flag, direction):
         printed(*arguments)
 
 
 def test_the_way_back_says_what_is_lost_of_resets(tmp_path, printed):
     make_run(tmp_path / "run", word_vocab(), reset_token=3)
     out = printed("--to_tf1", f"--tf1_checkpoint={tmp_path}/b")
-    assert "note: the model has reset_token=3; the original program has no such thing, so its numbers differ" in out
+    assert mentions(out, "reset_token=3")
     assert "layer_norm_epsilon" not in out
 
 
 REFUSED = {
-    "evil_bin": "posix.system", "evil_legacy": "__builtin__.eval", "beyond_storage": "storage 0 of 1280 bytes has 32",
+    "evil_bin": "posix.system", "evil_legacy": "__builtin__.eval", "beyond_storage": "0.*1280.*32",
     "truncated": "cut off", "missing": "qkv_net.weight",
-    "no_softmax": "no tensor crit", "config_contradicts": "n_head=4, d_head=2", "gpt2": "model_type must be transfo-xl",
+    "no_softmax": "crit", "config_contradicts": "n_head=4, d_head=2", "gpt2": "model_type",
 }  # fmt: skip
 
 
@@ -675,7 +671,7 @@ def test_references_that_earlier_versions_refused(reference, tmp_path, name, opt
 def test_tables_that_contradict_the_file_are_refused(case, tmp_path):
     lm, _ = case("hf", {**PLAIN, "tie_weight": False})
     path = write_case(tmp_path / "b", lm, "hf", WORDS, tie_word_embeddings=True)
-    refused(tmp_path, path, "out_layers.0.weight is not the embedding's table")
+    refused(tmp_path, path, "out_layers.0.weight")
 
 
 def test_a_bare_state_dict_does_not_tell_where_it_normalises(case, tmp_path):
@@ -688,7 +684,7 @@ def test_a_bare_state_dict_does_not_tell_where_it_normalises(case, tmp_path):
 
 def test_the_reference_vocabulary_to_refuse(reference, case, tmp_path):
     _, path = case("hf")
-    refused(tmp_path, path, "names builtins.exec", corpus=reference / "pytorch" / "refuse" / "evil_vocab" / "vocab.pkl")
+    refused(tmp_path, path, "builtins.exec", corpus=reference / "pytorch" / "refuse" / "evil_vocab" / "vocab.pkl")
 
 
 @pytest.mark.slow
@@ -737,8 +733,8 @@ def test_a_converted_run_is_fine_tuned_on_other_text(case, tmp_path, capsys):
         training={"init_from": str(tmp_path / "run"), "train_steps": 3},
     )
     said = capsys.readouterr().out
-    assert "11.11% of the text is <unk>" in said  # "new", of five words, two and two ends
-    assert f"init_from {tmp_path}/run: step 0, latest; changed: dropout 0.2 -> 0.0, mem_len 4 -> 5\n" in said
+    assert mentions(said, "11.11%", "<unk>")  # "new", of five words, two and two ends
+    assert mentions(said, f"{tmp_path}/run", 0, "dropout 0.2 -> 0.0", "mem_len 4 -> 5")
     tuned, vocab = txl_tf.load_run(tmp_path / "tuned")
     assert vocab.symbols == WORDS and tuned.network.layer_norm_epsilon == 1e-5
     for name, array in txl_tf.tf1_variables(tuned).items():

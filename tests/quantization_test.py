@@ -7,7 +7,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from helpers import raises_parameter
+from helpers import mentions, raises_parameter
 
 import txl_tf
 from txl_config.environment import too_old
@@ -115,11 +115,11 @@ def test_layers_that_filters_leave_out_are_not_spoken_of():
     assert not quantized(functional(), "int8", filters="head")
     assert not quantized(functional(), "int8", filters=lambda layer: isinstance(layer, keras.layers.Dense))
     (message,) = quantized(functional(), "int8", filters=["head", "layernorm2"])
-    assert "at most 40 of" in message
+    assert mentions(message, "40")
 
 
 @ONE_WARNING
 @pytest.mark.slow
 def test_our_layers_alone_are_quantized_by_nothing():
     (message,) = quantized(keras.Sequential([keras.Input([3, 8]), layers.TenerLayer(8, 2, 8)]), "int8")
-    assert "at most 0 of" in message
+    assert mentions(message, "0")

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from clusters import nodes, raylets
-from helpers import ROOT, TEXT, free_ports, program, run_here, run_program
+from helpers import ROOT, TEXT, free_ports, mentions, program, raises_naming, raises_parameter, run_here, run_program
 from kills import final_state
 
 from txl_programs.program import _train_on_workers
@@ -64,30 +64,30 @@ def test_the_first_failure_is_told_and_ends_the_others():
 
 
 @pytest.mark.parametrize(
-    "flags, message",
+    "flags, facts",
     [
-        ("--ray_address=auto", "ray_address and ray_min_workers go with ray_workers, the number of workers to train"),
-        ("--ray_workers=2 --ray_min_workers=3", "ray_min_workers must be at most ray_workers=2, got 3"),
-        ("--ray_workers=-1", "ray_workers must be at least 1, got -1"),
-        ("--ray_workers=2 --strategy=mirrored", "strategy must be auto or multi_worker with ray_workers, got mirrored"),
-        ("--ray_workers=2 --ray_min_workers=1", "ray_min_workers needs train_batch_size: "),
-        ("--ray_workers=2 --ray_min_workers=1 --train_batch_size=12", "ray_min_workers needs eval_batch_size: "),
-        ("--ray_workers=2 --ray_address=here", "ray_address must be auto, local or host:port, got 'here'"),
-        ("--ray_workers=2 --ray_address=127.0.0.1:{port}", "the Ray cluster ray_address=127.0.0.1:{port} cannot be re"),
+        ("--ray_address=auto", "ray_address ray_min_workers ray_workers"),
+        ("--ray_workers=2 --ray_min_workers=3", "ray_min_workers ray_workers=2 3"),
+        ("--ray_workers=-1", "ray_workers 1 -1"),
+        ("--ray_workers=2 --strategy=mirrored", "strategy auto multi_worker mirrored"),
+        ("--ray_workers=2 --ray_min_workers=1", "ray_min_workers train_batch_size"),
+        ("--ray_workers=2 --ray_min_workers=1 --train_batch_size=12", "ray_min_workers eval_batch_size"),
+        ("--ray_workers=2 --ray_address=here", "ray_address auto local host:port 'here'"),
+        ("--ray_workers=2 --ray_address=127.0.0.1:{port}", "ray_address=127.0.0.1:{port}"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_starts(monkeypatch, tmp_path, flags, message):
+def test_what_cannot_be_is_said_before_anything_starts(monkeypatch, tmp_path, flags, facts):
     port = free_ports(1)[0]
     for tool in program("train.py"):
         monkeypatch.setattr(tool, "main", functools.partial(_train_on_workers, None, tool.rows_to_divide))
-        with pytest.raises((ValueError, ConnectionError), match=f"^{re.escape(message.format(port=port))}"):
+        with raises_naming((ValueError, ConnectionError), *facts.format(port=port).split()):
             run_here(tool, f"--model_dir={tmp_path}/run", *flags.format(port=port).split())
     assert not os.listdir(tmp_path)
 
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match="need the package ray, which is not installed: pip install"):
+    with raises_parameter("ray_address", None):
         connection.ray_package()
 
 
@@ -125,7 +125,7 @@ def test_a_worker_that_is_killed_is_replaced_with_all_others(cluster, tmp_path, 
     )
     assert (status, errors) == (0, "")
     assert written == f"worker 0 ['--flag'] {tmp_path}\n" * 2
-    assert "worker 1 of 2 is gone (killed by SIGKILL): all start again, restart 1 of 10" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, 1, 2, "SIGKILL", 10)
 
 
 @pytest.mark.slow
@@ -136,15 +136,14 @@ def test_an_error_of_a_program_is_told_and_not_tried_again(cluster):
 
 @pytest.mark.slow
 def test_too_many_deaths_end_it(cluster):
-    with pytest.raises(OSError, match=r"^workers were gone more than ray_restarts=1 times, at last worker 1 of 2 is g"):
+    with raises_naming(OSError, "ray_restarts=1", 1, 2):
         on_two_workers("os.kill(os.getpid(), signal.SIGKILL) if index else signal.pause()", restarts=1)
 
 
 @pytest.mark.slow
 def test_a_worker_whose_process_of_ray_is_killed_takes_its_program_along(cluster):
     """As Ray does where memory is short."""
-    message = r"^workers were gone more than ray_restarts=0 times, at last worker 1: The actor died[^\n]*$"
-    with pytest.raises(OSError, match=message):
+    with raises_naming(OSError, "ray_restarts=0", 1, "The actor died"):
         on_two_workers("os.kill(os.getppid(), signal.SIGKILL) if index else signal.pause()", restarts=0)
 
 
@@ -242,7 +241,7 @@ def test_workers_killed_twice_end_by_themselves_with_the_weights_of_undisturbed_
         kill_one(driver, folder, "ckpt-60", 1)
         output, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0, output
-    assert re.findall(r"all start again, restart (\d) of 10", output) == ["1", "2"], output
+    assert re.findall(r"\b(\d) of 10\b", output) == ["1", "2"], output
     assert final_state(folder, 120) == final_state(tmp_path / "peace", 120)
 
 
@@ -257,7 +256,7 @@ def test_a_signal_to_the_driver_saves_and_ends_all(cluster, tmp_path, text, numb
         driver.send_signal(number)
         output, _ = driver.communicate(timeout=120)
     assert driver.returncode == status, output
-    assert re.search(r"ed: step \d+ is saved as .*; the same command goes on from there", output)
+    assert re.search(r"step \d+ .*/ckpt-\d+", output)
 
 
 @pytest.mark.slow
@@ -265,7 +264,7 @@ def test_a_wrong_flag_ends_it_with_the_programs_message(cluster, tmp_path, text)
     with driving(cluster, tmp_path / "run", text, "--ray_workers=2", "--train_batch_size=7") as driver:
         output, _ = driver.communicate(timeout=120)
     assert driver.returncode == 1
-    assert "train.py: train_batch_size must be a multiple of 2, for 2 replicas, got 7" in output
+    assert mentions(output, "train.py", "train_batch_size", "2", "7")
     assert "Traceback" not in output
 
 
@@ -282,14 +281,14 @@ def test_a_training_goes_on_with_fewer_workers_and_waits_for_room(tmp_path, text
             wait_for(lambda: len(workers_of(folder)) == 2 or driver.poll() is not None)
             driver.send_signal(signal.SIGTERM)
             output, _ = driver.communicate(timeout=240)
-        assert "restart 1 of 10" in output, output
+        assert "1 of 10" in output, output
 
         flags = "--ray_workers=3", "--train_steps=60", saving
         with driving(cluster, tmp_path / "waits", text, *flags) as driver:
             for line in driver.stdout:
-                if line.startswith("waiting for room"):
+                if "3 CPU" in line:
                     break
-            assert line == "waiting for room for 3 workers, 3 CPU, 0 GPU: the cluster has 2 CPU, 0 GPU free\n"
+            assert mentions(line, "3 workers", "3 CPU", "2 CPU", "0 GPU")
             cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
             output, _ = driver.communicate(timeout=300)
         assert driver.returncode == 0, output

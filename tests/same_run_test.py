@@ -3,11 +3,10 @@
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
 
 import pytest
-from helpers import ANY, TEXT, raises_parameter, train_run
+from helpers import ANY, TEXT, mentions, raises_naming, raises_parameter, train_run
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -56,10 +55,10 @@ def train_refused(run_dir, text, name, value=ANY, allowed=ANY, **changes):
     return raised.value
 
 
-def train_refused_as(run_dir, text, message):
-    """Asserts that the training raises an error with this message, that of a file, and changes no file."""
+def train_refused_as(run_dir, text, *facts):
+    """Asserts that the training raises an error with these facts, that of a file, and changes no file."""
     before = contents(run_dir)
-    with pytest.raises(ValueError, match=message):
+    with raises_naming(ValueError, *facts):
         train_run(run_dir, str(text), **MORE)
     assert contents(run_dir) == before
 
@@ -68,28 +67,27 @@ def test_a_text_that_grew_into_another_vocabulary_of_the_same_size_names_the_fir
     run_dir, text = run
     text.write_text(SWAPPED)
     error = train_refused(run_dir, text, "vocab")
-    difference = "token 1 is 'a', and 't' in"
-    assert f"another vocabulary (14 symbols) than the run in {run_dir} (14 symbols): {difference}" in str(error)
+    assert mentions(str(error), run_dir, 14, 1, "'a'", "'t'")
     train_refused(run_dir, text, "vocab", training={**MORE["training"], "allow_other_text": True})
     with raises_parameter("vocab") as raised:
         evaluate_run(run_dir)
-    assert difference in str(raised.value)
+    assert mentions(str(raised.value), 1, "'a'", "'t'")
 
 
 def test_a_text_with_more_or_fewer_symbols_names_the_first_too(run):
     run_dir, text = run
     text.write_text(TEXT + "z")
-    assert "token 14 is 'z', and missing in" in str(train_refused(run_dir, text, "vocab"))
+    assert mentions(str(train_refused(run_dir, text, "vocab")), 14, "'z'")
     text.write_text(TEXT.replace(".", ","))
     error = train_refused(run_dir, text, "vocab")
-    assert len(error.value) == 13 and re.search(r"token \d+ is ", str(error))
+    assert len(error.value) == 13 and mentions(str(error), 13, 14)
 
 
 def test_another_text_of_the_same_vocabulary_is_an_error_unless_it_is_asked_for(run):
     run_dir, text = run
     text.write_text(TEXT + TEXT)
     error = train_refused(run_dir, text, "text", ["train", "valid"])
-    assert f"the text of the run in {run_dir} has changed since it was trained on (train and valid): " in str(error)
+    assert mentions(str(error), run_dir, "train", "valid")
     with raises_parameter("text", ["valid"]):
         evaluate_run(run_dir)
     given = {"dataset": "text", "data_path": str(text)}
@@ -116,7 +114,7 @@ def test_another_text_of_the_same_vocabulary_is_trained_on_where_it_is_asked_for
         )["valid"]
     )
     train_run(run_dir, str(text), training={**MORE["training"], "allow_other_text": True})
-    assert "continuing from" in capsys.readouterr().out
+    assert f"{run_dir}/ckpt-" in capsys.readouterr().out
     best = RunFolder(run_dir).find_best()  # losses on the text of before are no rivals
     assert best["text"] == RunFolder(run_dir).read_config()["fingerprints"]["valid"] and best["step"] == 15
     train_run(run_dir, str(text), training={"train_steps": 18})  # which is now the text of the run
@@ -144,7 +142,7 @@ def test_checkpoints_of_another_program_are_not_trained_over(run, tmp_path):
     )
     (other / "model.ckpt-7.index").touch()
     error = train_refused(other, text, "model_dir", str(other), "a new folder")
-    assert f"model_dir {other} holds {other}/model.ckpt-7, which no run here has written" in str(error)
+    assert mentions(str(error), f"{other}/model.ckpt-7")
 
 
 def test_a_run_goes_on_where_its_warm_start_is_gone(run, tmp_path):
@@ -161,10 +159,11 @@ def test_the_precision_of_products_stays_and_older_runs_have_float32(run):
     assert config["training"]["matmul_precision"] == "float32"
     edit_json(run_dir / "config.json", lambda config: config["training"].update(matmul_precision="bfloat16"))
     error = train_refused(run_dir, text, "model_dir")
-    assert error.differences == ["training.matmul_precision: 'bfloat16' in the existing run, 'float32' requested"]
+    assert len(error.differences) == 1
+    assert mentions(error.differences, "training.matmul_precision", "'bfloat16'", "'float32'")
     edit_json(run_dir / "config.json", lambda config: config["training"].pop("matmul_precision"))
     error = train_refused(run_dir, text, "model_dir", model={"d_inner": 25})
-    assert str(error).endswith("or:\n  model.d_inner: 16 in the existing run, 25 requested")
+    assert len(error.differences) == 1 and mentions(error.differences, "model.d_inner", 16, 25)
 
 
 def test_the_same_text_may_move(run, tmp_path):
@@ -237,7 +236,7 @@ def test_a_damaged_vocabulary_is_noticed(run):
     file = str(run_dir / "vocab.txt")
     with raises_parameter("vocab", file) as raised:
         txl_tf.load_run(run_dir)
-    assert str(raised.value) == f"{file} is not as it was written: config.json has another fingerprint of it"
+    assert mentions(str(raised.value), file, "config.json")
     train_refused(run_dir, text, "vocab", file)
 
 
@@ -248,7 +247,7 @@ def test_a_new_run_does_not_take_the_place_of_best_weights_whose_checkpoints_are
         path.unlink()
     training = {} if start is None else {"warm_start_path": str(run_dir / start)}
     error = train_refused(run_dir, text, "model_dir", str(run_dir), "another folder", training=training)
-    assert f"holds the best weights of a run, {run_dir}/best/ckpt-12, and no checkpoint" in str(error)
+    assert mentions(str(error), f"{run_dir}/best/ckpt-12")
 
 
 @pytest.mark.parametrize("best, logged", [(6, 12), (6, 6), (6, None)])
@@ -286,37 +285,37 @@ def test_a_new_run_does_not_start_from_weights_of_another_vocabulary(run, tmp_pa
 @pytest.mark.parametrize(
     "part, changes, message",
     [
-        ("model", {"dropout": "0.1"}, "model.dropout must be a number, got '0.1'"),
-        ("model", {"dropout": 1.5}, r"model.dropout must lie in \[0, 1\), got 1.5"),
-        ("model", {"cutoffs": None}, r"model.cutoffs must be a list \(an integer each\), got None"),
-        ("model", {"cutoffs": [9, 3]}, r"cutoffs must increase and lie between 0 and n_token=14, got \[9, 3\]"),
-        ("model", {"mem_len": 1e9}, "model.mem_len must be an integer, got 1000000000.0"),
-        ("model", {"mem_len": 10**9}, "model.mem_len must be at most 1048576, got 1000000000"),
-        ("model", {"mem_len": None}, "model.mem_len must be an integer, got None"),
-        ("model", {"mem_len": ...}, "model.mem_len is missing"),
-        ("model", {"n_token": None}, "model.n_token is missing"),
-        ("model", {"n_layer": 0}, "model.n_layer must be at least 1, got 0"),
-        ("model", {"layers": 3}, "model.layers is unknown; known are activation, clamp_len, context_len, cutoffs, "),
-        ("training", {"tgt_len": None}, "training.tgt_len must be an integer, got None"),
-        ("training", {"tgt_len": 0}, "training.tgt_len must be at least 1, got 0"),
-        ("training", {"mixed_precision": "half"}, "training.mixed_precision must be one of float32, .* got 'half'"),
+        ("model", {"dropout": "0.1"}, "model.dropout.*'0.1'"),
+        ("model", {"dropout": 1.5}, r"model.dropout.*\[0, 1\).*1.5"),
+        ("model", {"cutoffs": None}, r"model.cutoffs.*None"),
+        ("model", {"cutoffs": [9, 3]}, r"cutoffs.*0.*n_token=14.*\[9, 3\]"),
+        ("model", {"mem_len": 1e9}, "model.mem_len.*1000000000.0"),
+        ("model", {"mem_len": 10**9}, "model.mem_len.*1048576.*1000000000"),
+        ("model", {"mem_len": None}, "model.mem_len.*None"),
+        ("model", {"mem_len": ...}, "model.mem_len"),
+        ("model", {"n_token": None}, "model.n_token"),
+        ("model", {"n_layer": 0}, "model.n_layer.*1.*0"),
+        ("model", {"layers": 3}, "model.layers.*clamp_len.*context_len.*cutoffs"),
+        ("training", {"tgt_len": None}, "training.tgt_len.*None"),
+        ("training", {"tgt_len": 0}, "training.tgt_len.*1.*0"),
+        ("training", {"mixed_precision": "half"}, "training.mixed_precision.*float32.*'half'"),
         (
             "training",
             {"mixed_precision": ["float32"]},
-            r"training.mixed_precision must be one of float32, .* got \['float",
+            r"training.mixed_precision.*float32.*\['float",
         ),
-        ("training", {"tgt_len": 10**400}, "training.tgt_len must be an integer, got 1000"),
-        ("model", {"clamp_len": 10**400}, "model.clamp_len must be an integer, got 1000"),
-        ("model", {"init_std": 10**400}, "model.init_std must be a number, got 1000"),
-        ("vocab", {"level": "words"}, "level must be one of word, char, byte, got 'words'"),
-        ("vocab", {"lvl": "word"}, "vocab.lvl is unknown; known are bos, "),
-        ("vocab", {"special": None}, "vocab.special must be a list"),
-        ("data", {"data_path": 3}, r"data.data_path must be a list \(a string each\) or a string, got 3"),
-        ("fingerprints", {"train": 3}, "fingerprints must be a JSON object"),
+        ("training", {"tgt_len": 10**400}, "training.tgt_len.*1000"),
+        ("model", {"clamp_len": 10**400}, "model.clamp_len.*1000"),
+        ("model", {"init_std": 10**400}, "model.init_std.*1000"),
+        ("vocab", {"level": "words"}, "level.*'words'"),
+        ("vocab", {"lvl": "word"}, "vocab.lvl"),
+        ("vocab", {"special": None}, "vocab.special"),
+        ("data", {"data_path": 3}, r"data.data_path.*3"),
+        ("fingerprints", {"train": 3}, "fingerprints.*JSON"),
         (
             "extra",
             {},
-            "extra is unknown; known are data, family, fingerprints, init_from, model, own_parts, training, vocab",
+            "extra.*init_from.*own_parts.*vocab",
         ),
     ],
     ids=str,
@@ -333,7 +332,10 @@ def test_an_edited_config_names_the_file_the_key_what_was_found_and_what_is_allo
         with pytest.raises(ValueError, match=f"{run_dir}/config.json: {message}") as error:
             use(run_dir)
         assert len(str(error.value).splitlines()) == 1
-    train_refused_as(run_dir, text, message)
+    before = contents(run_dir)
+    with pytest.raises(ValueError, match=message):
+        train_run(run_dir, str(text), **MORE)
+    assert contents(run_dir) == before
 
 
 @pytest.mark.parametrize("changes", [{"n_layer": 9999, "d_inner": 200000}, {"d_embed": 262144}], ids=str)
@@ -342,7 +344,7 @@ def test_a_far_larger_model_than_the_checkpoint_is_not_made(run, changes):
     edit_json(run_dir / "config.json", lambda config: config["model"].update(changes))
     with raises_parameter("model_dir", str(run_dir)) as raised:
         txl_tf.load_run(run_dir)
-    assert f"{run_dir}/config.json describes a model of at least " in str(raised.value)
+    assert mentions(str(raised.value), f"{run_dir}/config.json")
 
 
 def test_null_stands_for_what_is_not_given(run):
@@ -368,24 +370,24 @@ def test_a_config_json_above_the_run_of_a_warm_start_is_none_of_its_business(run
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, facts",
     [
-        ("{}", "best.json: step is missing"),
-        ("[]", "best.json must hold a JSON object, got list"),
-        ("", "best.json is not JSON"),
-        ('{"step": 12, "val_loss": "2.5"}', "best.json: val_loss must be a number, got '2.5'"),
-        ('{"step": 12, "val_loss": NaN}', "best.json: val_loss must be finite, got nan"),
-        ('{"step": 12, "val_loss": 1' + "0" * 400 + "}", "best.json: val_loss must be a number, got 1000"),
-        ('{"step": -1, "val_loss": 1}', "best.json: step must be at least 0, got -1"),
-        ('{"step": "12", "val_loss": 1}', "best.json: step must be an integer, got '12'"),
+        ("{}", ["step"]),
+        ("[]", ["list"]),
+        ("", []),
+        ('{"step": 12, "val_loss": "2.5"}', ["val_loss", "'2.5'"]),
+        ('{"step": 12, "val_loss": NaN}', ["val_loss", "nan"]),
+        ('{"step": 12, "val_loss": 1' + "0" * 400 + "}", ["val_loss"]),
+        ('{"step": -1, "val_loss": 1}', ["step", -1]),
+        ('{"step": "12", "val_loss": 1}', ["step", "'12'"]),
     ],
 )
-def test_a_damaged_best_json_is_one_clear_error(run, content, message):
+def test_a_damaged_best_json_is_one_clear_error(run, content, facts):
     run_dir, text = run
     (run_dir / "best" / "best.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with raises_naming(ValueError, "best.json", *facts):
         txl_tf.load_run(run_dir, "best")
-    train_refused_as(run_dir, text, message)
+    train_refused_as(run_dir, text, "best.json", *facts)
 
 
 # Settings that `config.json` does not record: where a run starts, a permission for one session, and the machine's.

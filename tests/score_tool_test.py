@@ -2,13 +2,23 @@
 
 import json
 import math
-import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, converse, full_disk, make_run, program, raises_parameter, run_here, word_vocab
+from helpers import (
+    ROOT,
+    converse,
+    full_disk,
+    make_run,
+    mentions,
+    program,
+    raises_naming,
+    raises_parameter,
+    run_here,
+    word_vocab,
+)
 
 from txl_tf.data.vocabulary import Vocab
 
@@ -93,7 +103,7 @@ def test_a_file_is_written_whole_or_not_at_all(score, tmp_path):
     output = tmp_path / "output.tsv"
     expected = score()
     assert score(f"--output={output}") == b"" and output.read_bytes() == expected
-    with full_disk(500), pytest.raises(OSError, match="output.tsv cannot be written"):
+    with full_disk(500), raises_naming(OSError, "output.tsv"):
         score(f"--output={output}", "--format=tokens")
     assert output.read_bytes() == expected
 
@@ -128,7 +138,7 @@ def test_a_vocabulary_without_newline_says_that_ends_do_not_count(score, tmp_pat
     make_run(tmp_path / "run", vocab, n_layer=1)
     out, err = score("--columns=tokens", text=b"ab\na", model_dir=tmp_path / "run", with_errors=0)
     assert out == b"1\n0\n" and err.count(b"no symbol for the end of a line") == 1
-    assert b"checkpoint: latest, step 1\n" in err
+    assert mentions(err, "latest", 1)
 
 
 def test_a_line_that_cannot_be_scored_keeps_its_place(score, tmp_path):
@@ -139,15 +149,13 @@ def test_a_line_that_cannot_be_scored_keeps_its_place(score, tmp_path):
     first, *_, last = score("--columns=nll,text", text=b"ab\n\n", model_dir=tmp_path / "run").split(b"\n")[:-1]
     out, err = score("--columns=nll,text", with_errors=1, **options)
     assert out == first + b"\n\n\n" + last + b"\n"
-    assert (
-        b"input.txt, line 2 is not UTF-8 text: see its byte 1\n" in err and b"line 3: '\xc3\xa9' is not in the" in err
-    )
-    assert b"train with min_freq=2" in err and b"lines without an answer: 2;" in err and b"2 lines, 4 tokens" in err
+    assert mentions(err, "input.txt", 2, 1) and mentions(err, 3, "'é'")
+    assert mentions(err, "min_freq=2") and mentions(err, 2, "--strict") and b"2 lines, 4 tokens" in err
     out, _ = score("--format=json", with_errors=1, **options)
     rows = [json.loads(row) for row in out.splitlines()]
     assert rows[1] == {"text": "a\\xff", "error": "line 2 is not UTF-8 text: see its byte 1"}
     assert rows[2]["text"] == "bé" and rows[3]["tokens"] == 1
-    with pytest.raises(ValueError, match="input.txt, line 2 is not UTF-8 text: see its byte 1"):
+    with raises_naming(ValueError, "input.txt", 2, 1):
         score("--strict", **options)
 
 
@@ -167,18 +175,18 @@ def test_a_bad_flag_is_an_error_with_its_name(score, arguments, name, value):
 
 
 @pytest.mark.parametrize(
-    "arguments, text, message",
+    "arguments, text, facts",
     [
-        (["--output=/no/such/folder/x"], b"w1", "/no/such/folder/x cannot be written"),
-        (["--input=/no/such/file"], b"w1", "/no/such/file"),
-        (["--ckpt_path=ckpt-9"], b"w1", "no checkpoint at ckpt-9"),
-        (["--strict"], b"w1\nw2 \xff\n", "input.txt, line 2 is not UTF-8 text: see its byte 3"),
-        ([], b"", "input.txt is empty"),
+        (["--output=/no/such/folder/x"], b"w1", ["/no/such/folder/x"]),
+        (["--input=/no/such/file"], b"w1", ["/no/such/file"]),
+        (["--ckpt_path=ckpt-9"], b"w1", ["ckpt-9"]),
+        (["--strict"], b"w1\nw2 \xff\n", ["input.txt", 2, 3]),
+        ([], b"", ["input.txt"]),
     ],
     ids=str,
 )
-def test_bad_input_is_one_clear_error(score, arguments, text, message):
-    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+def test_bad_input_is_one_clear_error(score, arguments, text, facts):
+    with raises_naming((ValueError, OSError), *facts):
         score(*arguments, text=text)
 
 

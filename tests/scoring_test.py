@@ -1,12 +1,11 @@
 """Scores of lines: those of `lm.score`, whatever else is in a batch, a block or a line."""
 
 import math
-import re
 import time
 
 import numpy as np
 import pytest
-from helpers import SMALL, eagerly, outside_data, raises_parameter, randomise, word_vocab
+from helpers import SMALL, eagerly, mentions, outside_data, raises_naming, raises_parameter, randomise, word_vocab
 
 import txl_tf
 from txl_tf.data import lines as data_lines
@@ -247,18 +246,18 @@ def test_lines_are_taken_block_by_block_and_newlines_at_their_ends_are_theirs(mo
 
 
 @pytest.mark.parametrize(
-    "lines, message",
+    "lines, facts",
     [
-        (["ab", "bzab"], "n-best, line 2: 'z' is not in the vocabulary of 3 symbols"),
-        ([b"ab", b"a", b"ab\xff"], "n-best, line 3 is not UTF-8 text: see its byte 2"),
-        (["ab", "a\ud800"], "n-best, line 2 is not UTF-8 text: see its byte 1"),
+        (["ab", "bzab"], [2, "'z'", 3]),
+        ([b"ab", b"a", b"ab\xff"], [3, 2]),
+        (["ab", "a\ud800"], [2, 1]),
     ],
     ids=str,
 )
-def test_a_bad_line_is_named(lines, message):
+def test_a_bad_line_is_named(lines, facts):
     vocab = Vocab(level="char", special=list("\nab"))
     vocab.build()
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with raises_naming(ValueError, "n-best", *facts):
         list(score_lines(make_lm(vocab), vocab, lines, name="n-best"))
 
 
@@ -272,8 +271,8 @@ def test_a_bad_line_is_in_its_place_and_changes_no_other(carry_memory):
     lines = ["?", b"\xff", *good[:1], "é", *good[1:], b"b\xff"]
     found = list(score_lines(lm, vocab, lines, "in.txt", strict=False, carry_memory=carry_memory))
     errors = {i: str(score) for i, score in enumerate(found) if isinstance(score, data_lines.LineError)}
-    assert [*errors] == [0, 1, 3, 6] and errors[1] == "in.txt, line 2 is not UTF-8 text: see its byte 0"
-    assert errors[3].startswith("in.txt, line 4: 'é' is not in the vocabulary of 3 symbols")
+    assert [*errors] == [0, 1, 3, 6] and mentions(errors[1], "in.txt", 2, 0)
+    assert mentions(errors[3], "in.txt", 4, "'é'", 3)
     for score, by_itself in zip([found[2], *found[4:6]], expected, strict=True):
         assert score.text == by_itself.text and score.nll == pytest.approx(by_itself.nll, rel=1e-6)
 
@@ -287,7 +286,7 @@ def test_bad_arguments_are_named():
         score_lines(make_lm(vocab), vocab, [], batch_tokens=0)
     learned = make_lm(vocab, txl_tf.TransformerLM, pos_embed="learned", context_len=8)
     assert Scorer(learned, vocab).segment == 8
-    with pytest.raises(ValueError, match="segment must be at most context_len=8, as many positions are learned, got 9"):
+    with raises_parameter("segment", 9, limit="context_len=8"):
         score_lines(learned, vocab, [], segment=9)
     lm = make_lm(vocab)
     lm.compile(static_shapes=True)
@@ -347,7 +346,7 @@ def test_only_a_continuation_counts(level):
 
 def test_a_line_without_a_tab_is_no_continuation(words):
     found = list(score_lines(*words, ["w1\tw2", "w1 w2"], "in.txt", strict=False, continuations=True))
-    assert found[0].tokens == 2 and "in.txt, line 2 has no tab" in str(found[1])
+    assert found[0].tokens == 2 and mentions(str(found[1]), "in.txt", 2)
     with raises_parameter("continuations", True):
         list(score_lines(*words, ["w1\tw2"], continuations=True, carry_memory=True))
     assert scoring.at_tab("a \t b", "subword") == ("a", "a  b")

@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from helpers import ROOT, TINY_RUN, free_ports, train_run
+from helpers import ROOT, TINY_RUN, free_ports, mentions, train_run
 
 from txl_tf.environment import wait_for_all
 from txl_tf.runs.callbacks import RunState, StopOnSignal
@@ -64,8 +64,8 @@ def test_hundreds_of_signals_save_once_and_do_not_change_the_status(run_dir, com
         time.sleep(0.0005)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == status and sent > 1, errors
-    assert printed.count("saving after this step") == 1 and own(errors) == ""
-    assert f"is saved as {RunFolder(run_dir).find_checkpoint()}" in printed
+    assert len(re.findall(r"^(terminated|interrupted|hung up)\b", printed, re.M)) == 2 and own(errors) == ""
+    assert mentions(printed, RunFolder(run_dir).find_checkpoint())
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_training_whose_reader_is_gone_is_saved_and_ends_in_silence(run_dir, c
 def test_another_program_whose_reader_is_gone_ends_in_silence(trained_run):
     for path, *arguments in [("tools/generate.py", "--prompt=the cat", "--greedy"), ("train.py", "--do_eval_only")]:
         done = run_without_reader(path, f"--model_dir={trained_run[0]}", *arguments)
-        assert done.returncode == 0 and re.fullmatch("(checkpoint: latest, step 12\n)?", own(done.stderr)), path
+        assert done.returncode == 0 and re.fullmatch(r"(.*\b12\n)?", own(done.stderr)), path
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_sighup_is_as_sigterm(half_done, text_file, monkeypatch, capfd):
         at_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGHUP))
         train_run(half_done, text_file)
     assert end.value.code == 0 and RunFolder(half_done).steps() == [6, 8]
-    assert "hung up: saving after this step" in capfd.readouterr().out
+    assert "hung up" in capfd.readouterr().out
 
 
 class Model:
@@ -165,7 +165,7 @@ def test_sighup_is_as_sigterm_but_under_nohup(run_dir, text_file, monkeypatch, c
         at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGHUP))
         train_run(run_dir, text_file)
     assert end.value.code == 0 and RunFolder(run_dir).steps() == [3]
-    assert "hung up: saving after this step" in capfd.readouterr().out
+    assert "hung up" in capfd.readouterr().out
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with monkeypatch.context() as patch:
@@ -230,7 +230,7 @@ def test_a_worker_that_waits_for_others_ends_at_once(command, number, status):
         env=environment,
     )
     try:
-        next(line for line in process.stdout if line.startswith("waiting for all 2 workers"))
+        next(line for line in process.stdout if mentions(line, 2, "workers"))
         time.sleep(6)  # TensorFlow's server has started, and sets handlers of its own
         sent = time.monotonic()
         process.send_signal(number)

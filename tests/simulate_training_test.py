@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from absl import flags
 from benchmarking import failing
-from helpers import program, raises_parameter, run_here
+from helpers import program, raises_naming, raises_parameter, run_here
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +63,10 @@ def test_the_table_has_a_line_for_every_number_of_workers(tool, capsys):
 
 
 @pytest.mark.parametrize(
-    "flag, message",
-    [
-        ("--workers=0", "must be one positive integer or more, as 8,64"),
-        ("--workers=", "must be one positive integer or more, as 8,64"),
-        ("--workers=8,a", "must be one positive integer or more, as 8,64"),
-        ("--tokens_per_second=0", "must be positive"),
-        ("--tokens=nan", "must be positive"),
-        ("--mtbf_hours=inf", "must be positive"),
-        ("--save_seconds=-1", "must be 0 or more"),
-    ],
-)
-def test_bad_flags_are_named(tool, flag, message):
-    with pytest.raises(flags.IllegalFlagValueError, match=f"{flag.split('=')[0]}=.*: {message}"):
+    "flag",
+    ["--workers=0", "--workers=", "--workers=8,a", "--tokens_per_second=0", "--tokens=nan", "--mtbf_hours=inf",
+     "--save_seconds=-1"],
+)  # fmt: skip
+def test_bad_flags_are_named(tool, flag):
+    with raises_naming(flags.IllegalFlagValueError, flag.split("=")[0]):
         run_here(tool, flag)

@@ -97,7 +97,7 @@ def test_several_tasks_are_workers_without_tf_config(environment, monkeypatch, s
 def test_one_task_trains_on_one_device(environment, variables):
     environment(**variables)
     assert distribution.make_strategy() is tf.distribute.get_strategy()
-    with pytest.raises(ValueError, match="multi_worker needs the environment variable TF_CONFIG, .*, or several tasks"):
+    with raises_parameter("TF_CONFIG", None):
         distribution.make_strategy("multi_worker")
     assert not os.environ["TF_CONFIG"]
 
@@ -127,5 +127,5 @@ def test_tf_config_and_strategy_one_go_first(environment):
 def test_variables_that_do_not_fit_are_one_clear_error(environment, monkeypatch, variable, value, message):
     environment(**STEP)
     monkeypatch.delenv(variable) if value is None else environment(**{variable: value})
-    with pytest.raises(ValueError, match=f"Slurm's variables do not name the tasks of srun .*{message}.*strategy=one"):
+    with pytest.raises(ValueError, match=f"{message}.*strategy=one"):
         distribution.make_strategy()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ANY, Subwords, raises_parameter, word_vocab
+from helpers import ANY, Subwords, mentions, raises_parameter, word_vocab
 
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.stopping import (
@@ -139,9 +139,9 @@ def test_spelling_in_bytes():
     ],
 )
 def test_what_cannot_be_spelled_is_an_error(vocab, text):
-    with pytest.raises(ValueError) as error:
+    with raises_parameter("stop_strings", text) as raised:
         spell(vocab, text)
-    assert str(error.value) == f"the vocabulary of {len(vocab)} symbols cannot spell the stop string {text!r}"
+    assert mentions(str(raised.value), len(vocab))
 
 
 @pytest.mark.parametrize(

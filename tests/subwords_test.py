@@ -6,6 +6,7 @@ import io
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
-from helpers import program, raises_parameter, run_program, train_run, write_text
+from helpers import mentions, program, raises_naming, raises_parameter, run_program, train_run, write_text
 
 from txl_tf.config import EvaluationConfig
 from txl_tf.data.subwords import Sample, SubwordVocab, train_subwords, training_lines
@@ -199,11 +200,11 @@ def test_a_size_that_the_text_does_not_allow_is_an_error_that_says_what_it_allow
     texts = [pydoc_text()[:5000]]
     with raises_parameter("vocab_size", 100000) as error:
         train_subwords(texts, 100_000, kind)
-    most = int(str(error.value).split("at most ")[1].split()[0])
+    most = int(re.findall(r"\d+", error.value.allowed)[-1])
     assert len(train_subwords(texts, most, kind)) == most
     with raises_parameter("vocab_size", 20) as error:
         train_subwords(texts, 20, kind)
-    least = int(str(error.value).split("at least ")[1].split()[0])
+    least = int(re.findall(r"\d+", error.value.allowed)[0])
     assert len(train_subwords(texts, least, kind)) == least
     with raises_parameter("vocab_size", 300):
         train_subwords([""], 300, kind)
@@ -232,7 +233,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path, data):
     path = write_text(tmp_path / "x.model", data)
     with raises_parameter(f"{tmp_path}/x.model", None):
         corpus.build_corpus("text", write_text(tmp_path / "a.txt", "abc"), level="subword", vocab_path=path)
-    with pytest.raises(FileNotFoundError, match="no vocabulary file nowhere.model"):
+    with raises_naming(FileNotFoundError, "nowhere.model"):
         SubwordVocab.load("nowhere.model", level="subword")
 
 
@@ -295,15 +296,15 @@ def test_a_run_resumes_with_its_vocabulary_and_is_evaluated_by_the_byte(run, tmp
     (nll,) = evaluate_run(str(folder), evaluation=evaluation).values()
     found = capsys.readouterr().out
     n_tokens, size = len(vocab.encode(Path(other).read_text())), len(Path(other).read_bytes())
-    assert f"bits a byte {nll * n_tokens / size / math.log(2):.4f}" in found
+    assert mentions(found, f"{nll * n_tokens / size / math.log(2):.4f}")
     assert "| ppl " in found and "| ppl of a word " in found
     lines = [line.split("\t") for line in nll_file.read_text().splitlines()]
     assert {"▁", "<0xE6>", "<0x0A>"} <= {symbol for symbol, _ in lines}
     assert np.mean([float(value) for _, value in lines]) == pytest.approx(nll, abs=1e-5)
 
     train_run(folder, text, **OPTIONS)  # evaluates, for it is trained
-    assert "continuing from" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="the text has another vocabulary .399 symbols. than the run"):
+    assert f"{folder}/ckpt-" in capsys.readouterr().out
+    with raises_naming(ValueError, 399):
         train_run(folder, text, **{**OPTIONS, "data": {"level": "subword", "vocab_size": 399}})
 
 
@@ -311,7 +312,7 @@ def test_a_run_resumes_with_its_vocabulary_and_is_evaluated_by_the_byte(run, tmp
 def test_a_run_trains_on(run, tmp_path, capsys):
     folder = shutil.copytree(run[0], tmp_path / "run")
     train_run(folder, run[1], **OPTIONS, training={"train_steps": 15})
-    assert "continuing from" in capsys.readouterr().out
+    assert f"{folder}/ckpt-" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -374,7 +375,7 @@ def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_p
     export.export_saved_model(lm, str(tmp_path / "served"), vocab)
     assert (tmp_path / "served" / "assets" / "vocab.model").read_bytes() == vocab.model
     said = capsys.readouterr().out
-    assert f"{tmp_path / 'served'}: to load this model in Python, import tensorflow_text first" in said
+    assert mentions(said, tmp_path / "served", "tensorflow_text")
     code = STRANGER.replace("import tensorflow_text\n", "")
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "served")], capture_output=True, text=True)
     assert done.returncode and "Op type not registered 'SentencepieceOp'" in done.stderr  # docs/serving.md has it
@@ -406,7 +407,7 @@ def test_without_tensorflow_text_the_model_has_signatures_of_ids_alone_and_that_
     written = []
     monkeypatch.setattr(export, "_write", lambda *args: written.append(args))
     export.export_saved_model(lm, "served", vocab)
-    assert "served takes ids and no text: text needs pip install tensorflow-text" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "served", "tensorflow-text")
     ((serve, directory, vocabs, *_),) = written
     assert directory == "served" and vocabs == {}
     signatures = serve().signatures()
@@ -414,7 +415,7 @@ def test_without_tensorflow_text_the_model_has_signatures_of_ids_alone_and_that_
 
     monkeypatch.setattr(export, "has_tensorflow_text", lambda: True)
     export.export_saved_model(lm, "served", vocab)
-    assert "served: to load this model in Python, import tensorflow_text first" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "served", "tensorflow_text")
 
 
 @pytest.mark.slow
@@ -422,7 +423,7 @@ def test_without_tensorflow_text_the_model_is_served_for_ids_and_that_is_said(ru
     lm, vocab = load_run(str(run[0]))
     monkeypatch.setattr(export, "has_tensorflow_text", lambda: False)
     export.export_saved_model(lm, str(tmp_path / "served"), vocab)
-    assert "served takes ids and no text: text needs pip install tensorflow-text" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "served", "tensorflow-text")
     signatures = tf.saved_model.load(str(tmp_path / "served")).signatures
     assert "score" in signatures and "score_text" not in signatures
 

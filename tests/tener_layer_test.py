@@ -48,7 +48,7 @@ def test_frequencies_reach_from_1_to_1_in_10000(width):
 
 @pytest.mark.parametrize("width", [2, 5, 0])
 def test_sinusoids_need_an_even_width_of_4_or_more(width):
-    with pytest.raises(ValueError, match=f"width of sinusoids must be even and at least 4, got {width}"):
+    with raises_parameter("d_model", width):
         tensor2tensor_frequencies(width)
 
 

@@ -15,7 +15,7 @@ import zlib
 
 import numpy as np
 import pytest
-from helpers import raises_parameter, read_hostile
+from helpers import mentions, raises_naming, raises_parameter, read_hostile
 from hostile import read_forked
 from torch_files import (
     BFloat16,
@@ -36,7 +36,7 @@ from torch_files import (
     zip_of,
 )
 
-from txl_tf.convert.pickles import Named
+from txl_tf.convert.pickles import Named, RefusedError
 from txl_tf.convert.torch_file import named_tensors, read_tensors, read_torch_file
 
 
@@ -334,8 +334,7 @@ def test_a_command_is_refused_by_name_and_not_run(tmp_path, function):
     for call, place in itertools.product(CALLS, PLACES):
         case = f"{call.__name__} {place.__name__}"
         path = place(tmp_path / "x.pt", b"\x80\x02}" + string("a") + call(module, attribute, argument) + b"s.")
-        named = rf"{path} is refused: it names {module}\.{attribute}, which no such file is made of. "
-        assert_refused(path, named + "Nothing of it was run", case)
+        assert_refused(path, rf"{path} .*\b{module}\.{attribute}\b", case)
         assert not marker.exists(), case
 
 
@@ -449,10 +448,9 @@ def test_attributes_with_the_names_of_python_are_only_data(tmp_path):
 @pytest.mark.parametrize("folder", ["evil_bin", "evil_legacy", "evil_vocab"])
 def test_hostile_files_of_the_reference(reference, folder):
     (path,) = (path for path in (reference / "pytorch" / "refuse" / folder).iterdir() if path.suffix != ".json")
-    with pytest.raises(
-        ValueError, match=f"{path} is refused: it names (posix.system|(builtins|__builtin__).(eval|exec))"
-    ):
+    with raises_parameter("path", str(path), error=RefusedError) as raised:
         read_torch_file(path)
+    assert re.search(r"posix.system|(builtins|__builtin__).(eval|exec)", str(raised.value))
     assert not os.path.exists("models/hf/PWNED")
 
 
@@ -816,7 +814,7 @@ def files():
         "packed lists.pt": (packed(b"]" * 3 * M + b"."), "unpack to 3000001"),
         # as before torch 1.6
         "storages in a pickle alone.pt": (
-            writes(alone, rebuilt() + b"."), "it names storages .* but is a pickle alone"
+            writes(alone, rebuilt() + b"."), "torch.save"
         ),
         "another number of numbers.pt": (
             in_legacy_layout(storages={"0": Storage("Float", FOUR, 5)}), "storage 0 of 4 numbers has 5"
@@ -1015,26 +1013,14 @@ def test_a_file_with_a_wrong_byte_is_read_or_refused(tmp_path, write):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", "cannot be read as a file of PyTorch: ValueError: it begins with '', as no file of torch.save"),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-            ".*: it only points to a file that git lfs has not fetched yet",
-        ),
-        (
-            b"<!DOCTYPE html>\n<html>",
-            "cannot be read as a file of PyTorch: ValueError: it begins with '<!DOCTYPE html>.n<",
-        ),
-        (
-            b"Entry not found",
-            "cannot be read as a file of PyTorch: ValueError: it begins with 'Entry not found', as no file",
-        ),
-        (
-            b"the\nof\n",
-            r"cannot be read as a file of PyTorch: ValueError: it begins with 'the.nof.n', as no file of torch",
-        ),
-        (b"\x89HDF\r\n\x1a\n", "cannot be read as a file of PyTorch: "),
-        (b"PK\x03\x04", "cannot be read as a file of PyTorch: BadZipFile: File is not a zip file"),
-        (b"\x80", "cannot be read as a file of PyTorch: "),
+        (b"", "''"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs"),
+        (b"<!DOCTYPE html>\n<html>", "'<!DOCTYPE html>.n<"),
+        (b"Entry not found", "'Entry not found'"),
+        (b"the\nof\n", "'the.nof.n'"),
+        (b"\x89HDF\r\n\x1a\n", ""),
+        (b"PK\x03\x04", "BadZipFile"),
+        (b"\x80", ""),
     ],
     ids=["empty", "git lfs", "html", "text", "words", "hdf5", "zip", "byte"],
 )
@@ -1042,7 +1028,7 @@ def test_what_is_no_file_of_pytorch_is_one_clear_error(tmp_path, content, messag
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(content)
     for read in (read_torch_file, read_tensors):
-        with pytest.raises(ValueError, match=f"^{path} {message}"):
+        with pytest.raises(ValueError, match=f"^{path} .*{message}"):
             read(str(path))
 
 
@@ -1051,16 +1037,16 @@ def test_no_tensors_are_in_a_file_of_something_else(tmp_path):
     path.write_bytes(pickle.dumps(["the", "of"]))
     with raises_parameter("path", str(path), "a file of tensors") as error:
         read_tensors(str(path))
-    assert "a list of length 2" in str(error.value)
+    assert mentions(str(error.value), "list", 2)
 
 
 @pytest.mark.parametrize("read", [read_torch_file, read_tensors])
 def test_paths_that_are_no_file(tmp_path, read):
     for path in (tmp_path, tmp_path / "not there", tmp_path / "x.safetensors", tmp_path / "x.bin.index.json"):
-        with pytest.raises(FileNotFoundError, match=f"^there is no file {path}"):
+        with raises_naming(FileNotFoundError, path):
             read(str(path))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with raises_naming(FileNotFoundError, tmp_path / "pipe"):
         read(str(tmp_path / "pipe"))
     with raises_parameter("path", "gs://bucket/model.bin", "a local file"):
         read("gs://bucket/model.bin")

@@ -18,6 +18,8 @@ from helpers import (
     at_step,
     log_rows,
     made_up,
+    mentions,
+    raises_naming,
     raises_parameter,
     read_checkpoint,
     train_run,
@@ -206,7 +208,7 @@ def test_an_error_of_wandb_ends_the_training_and_names_the_last_checkpoint(run_d
 
     train_run(run_dir, text_file, training={"train_steps": 6})
     monkeypatch.setattr(wandb.Run, "log", log)
-    with pytest.raises(OSError, match="(?s)^tracker=wandb: the server is gone\n.* checkpoint is .*ckpt-6"):
+    with raises_naming(OSError, "tracker=wandb", "the server is gone", "ckpt-6"):
         train_run(run_dir, text_file, training={"tracker": "wandb"})
 
 
@@ -215,7 +217,7 @@ def test_an_error_in_opening_is_one_before_the_training(run_dir, text_file, wand
         raise wandb.Error("no login")
 
     monkeypatch.setattr(wandb, "init", refuse)
-    with pytest.raises(OSError, match="^tracker=wandb: no login$"):
+    with raises_naming(OSError, "tracker=wandb", "no login"):
         train_run(run_dir, text_file, training={"tracker": "wandb"})
     assert not (run_dir / "log.csv").exists()
 
@@ -366,7 +368,7 @@ def test_a_package_that_is_not_installed_is_one_error_before_any_work(tmp_path, 
     monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if "__editable__" not in repr(finder)])
     with raises_parameter("tracker", name) as error:
         train_run(tmp_path / "run", "/no/such/text", training={"tracker": name})
-    assert str(error.value) == f'tracker={name} needs the package {name}: pip install "txl_tf[{name}]"'
+    assert mentions(str(error.value), name, f"txl_tf[{name}]")
     assert not (tmp_path / "run").exists()
 
 

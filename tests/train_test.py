@@ -19,10 +19,13 @@ from helpers import (
     TINY_RUN,
     assert_same_run,
     log_rows,
+    mentions,
     program,
+    raises_naming,
     raises_parameter,
     read_checkpoint,
     run_program,
+    steps_of,
     train_run,
     untimed_rows,
     write_text,
@@ -54,7 +57,7 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_f
         1e-2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 57 / 58)))
     )
     assert results["valid"] < float(rows[1]["val_loss"])
-    assert f"valid: loss {results['valid']:.6f} nats | bpc {results['valid'] / math.log(2):.4f}" in printed
+    assert mentions(printed, f"{results['valid']:.6f}", f"{results['valid'] / math.log(2):.4f}")
     assert printed.count("tokens/s") == 4 and str(run_dir) in printed
     assert "bits a byte" in printed and "ppl" not in printed  # a perplexity of words is noise where characters are read
 
@@ -80,7 +83,7 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(run_dir, trained_ru
         path.unlink()
     tf.compat.v1.train.update_checkpoint_state(str(run_dir), str(run_dir / "ckpt-6"))
     train_run(run_dir, text_file)
-    assert "continuing from" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, f"{run_dir}/ckpt-6")
     assert_same_run(run_dir, trained_run[0], 12)
 
 
@@ -88,7 +91,7 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(run_dir, trained_ru
 def test_a_finished_run_is_evaluated_and_not_trained(run_dir, text_file, capsys):
     first = train_run(run_dir, text_file)
     assert train_run(run_dir, text_file) == first
-    assert "already trained" in capsys.readouterr().out
+    assert not steps_of(capsys.readouterr().out)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +117,7 @@ def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_w
     assert evaluate_run(run_dir, evaluation=EvaluationConfig(**batches))["valid"] != result
     assert evaluate_run(run_dir, evaluation=of_ema)["valid"] == result
     assert train_run(run_dir, text, **options)["valid"] == result  # evaluated again, and not trained
-    assert "already trained" in capsys.readouterr().out
+    assert not steps_of(capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -145,43 +148,43 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, facts",
     [
-        ({"model": {"d_model": 15}}, "d_model must be even .* got 15"),
-        ({"model": {"dropout": 1.0}}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"model": {"n_layer": 0}}, "n_layer must be at least 1, got 0"),
-        ({"model": {"mem_len": -1}}, "mem_len must be at least 0, got -1"),
-        ({"model": {"init": "xavier"}}, "init must be .* got 'xavier'"),
-        ({"data": {"cutoffs": [5, 3]}}, r"cutoffs must increase .* got \[5, 3\]"),
-        ({"data": {"cutoffs": [3, 500]}}, r"cutoffs must .* 14, .* got \[3, 500\]"),
+        ({"model": {"d_model": 15}}, ["d_model", 15]),
+        ({"model": {"dropout": 1.0}}, ["dropout", "[0, 1)", 1.0]),
+        ({"model": {"n_layer": 0}}, ["n_layer", 1, 0]),
+        ({"model": {"mem_len": -1}}, ["mem_len", 0, -1]),
+        ({"model": {"init": "xavier"}}, ["init", "'xavier'"]),
+        ({"data": {"cutoffs": [5, 3]}}, ["cutoffs", "[5, 3]"]),
+        ({"data": {"cutoffs": [3, 500]}}, ["cutoffs", 14, "[3, 500]"]),
         (
             {"data": {"cutoffs": [3, 5, 7]}, "model": {"div_val": 4}},
-            "div_val=4 divides d_embed=16 down to width 0 in bin 3",
+            ["div_val=4", "d_embed=16", "bin 3"],
         ),
-        ({"data": {"dataset": "nope"}}, "dataset must be one of .* got 'nope'"),
-        ({"data": {"data_path": None}}, "data_path"),
-        ({"machine": {"strategy": "tpus"}}, "strategy must be one of auto, .* got 'tpus'"),
-        ({"machine": {"mixed_precision": "fp8"}}, "mixed_precision must be one of float32, .* got 'fp8'"),
+        ({"data": {"dataset": "nope"}}, ["dataset", "'nope'"]),
+        ({"data": {"data_path": None}}, ["data_path"]),
+        ({"machine": {"strategy": "tpus"}}, ["strategy", "auto", "'tpus'"]),
+        ({"machine": {"mixed_precision": "fp8"}}, ["mixed_precision", "float32", "'fp8'"]),
         (
             {"machine": {"matmul_precision": "bfloat16"}, "training": {"jit_compile": True}},
-            "matmul_precision=bfloat16 has no effect on XLA's products: leave out jit_compile",
+            ["matmul_precision=bfloat16", "jit_compile"],
         ),
-        ({"training": {"train_batch_size": 3000}}, "the train split has 4275 tokens: train_batch_size=3000"),
-        ({"evaluation": {"eval_batch_size": 200}}, "the valid split has 225 tokens: eval_batch_size=200"),
-        ({"evaluation": {"eval_split": "test", "do_eval": True}}, "eval_split must be one of train, valid, got 'test'"),
-        ({"evaluation": {"eval_path": "other.txt"}}, "eval_path is for an evaluation alone .* got other.txt"),
-        ({"evaluation": {"eval_ckpt_path": "best"}}, "eval_ckpt_path is for an evaluation alone .* got best"),
-        ({"training": {"warm_start_path": "/no/ckpt-1"}}, "no checkpoint at /no/ckpt-1"),
-        ({"optimizer": {"optimizer": "adagrad"}}, "optimizer must be one of adam, adamw, lamb, sgd, got 'adagrad'"),
-        ({"optimizer": {"weight_decay": 0.1}}, "weight_decay must be .* got 0.1 for adam"),
-        ({"optimizer": {"warmup_steps": 12}}, r"warmup_steps must lie in \[0, train_steps=12\), got 12"),
-        ({"optimizer": {"clip": 0.0}}, "clip must be positive"),
-        ({"training": {"tgt_len": 0}}, "tgt_len must be at least 1, got 0"),
-        ({"training": {"steps_per_execution": 5}}, "steps_per_execution=5 must divide train_steps=12"),
+        ({"training": {"train_batch_size": 3000}}, ["train", 4275, "train_batch_size=3000"]),
+        ({"evaluation": {"eval_batch_size": 200}}, ["valid", 225, "eval_batch_size=200"]),
+        ({"evaluation": {"eval_split": "test", "do_eval": True}}, ["eval_split", "train, valid", "'test'"]),
+        ({"evaluation": {"eval_path": "other.txt"}}, ["eval_path", "other.txt"]),
+        ({"evaluation": {"eval_ckpt_path": "best"}}, ["eval_ckpt_path", "best"]),
+        ({"training": {"warm_start_path": "/no/ckpt-1"}}, ["/no/ckpt-1"]),
+        ({"optimizer": {"optimizer": "adagrad"}}, ["optimizer", "adam, adamw, lamb, sgd", "'adagrad'"]),
+        ({"optimizer": {"weight_decay": 0.1}}, ["weight_decay", 0.1, "adam"]),
+        ({"optimizer": {"warmup_steps": 12}}, ["warmup_steps", "train_steps=12", 12]),
+        ({"optimizer": {"clip": 0.0}}, ["clip", 0.0]),
+        ({"training": {"tgt_len": 0}}, ["tgt_len", 1, 0]),
+        ({"training": {"steps_per_execution": 5}}, ["steps_per_execution=5", "train_steps=12"]),
     ],
 )
-def test_bad_input_is_one_clear_error(run_dir, text_file, changes, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_one_clear_error(run_dir, text_file, changes, facts):
+    with raises_naming(ValueError, *facts):
         train_run(run_dir, text_file, **changes)
 
 
@@ -268,11 +271,11 @@ def test_the_last_line_of_a_training_names_the_best_step(run_dir, text_file, cap
     printed = capsys.readouterr().out
     best = RunFolder(run_dir).find_best()
     last = int(log_rows(run_dir)[-1]["step"])
-    assert last == best["step"] + 8 < 40 and "stopping early: no better validation for patience=8 steps" in printed
-    assert f"the best validation was that of step {best['step']} (loss " in printed.splitlines()[-1]
+    assert last == best["step"] + 8 < 40 and mentions(printed, "patience=8")
+    assert mentions(printed.splitlines()[-1], best["step"])
     assert "--ckpt_path=best" in printed.splitlines()[-1]
     train_run(run_dir, text_file, training=steps, optimizer={"learning_rate": 1e-9, "warmup_steps": 0})
-    assert "already trained: no better validation for patience=8 steps" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "patience=8")
 
 
 @pytest.mark.slow
@@ -298,7 +301,7 @@ def test_on_a_tpu_calls_of_several_steps_end_at_logs_and_checkpoints(tmp_path, t
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path, text_file):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="model_dir .*file/run cannot be written to"):
+    with raises_naming(OSError, "model_dir", "file/run"):
         train_run(tmp_path / "file" / "run", text_file)
 
 
@@ -307,22 +310,22 @@ def test_a_folder_of_another_configuration_is_refused_and_kept(trained_run, text
     config = (run_dir / "config.json").read_text()
     with raises_parameter("model_dir", str(run_dir)) as raised:
         train_run(run_dir, text_file, model={"d_inner": 32})
-    assert raised.value.differences == ["model.d_inner: 16 in the existing run, 32 requested"]
+    assert len(raised.value.differences) == 1 and mentions(raised.value.differences, "model.d_inner", 16, 32)
     assert (run_dir / "config.json").read_text() == config
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, facts",
     [
-        ({"training": {"train_batch_size": 8}}, "training.train_batch_size: 4 in the existing run, 8 requested"),
-        ({"training": {"tgt_len": 4}}, "training.tgt_len: 8 in the existing run, 4 requested"),
-        ({"optimizer": {"optimizer": "lamb"}}, "training.optimizer: 'adam' in the existing run, 'lamb' requested"),
+        ({"training": {"train_batch_size": 8}}, ["training.train_batch_size", 4, 8]),
+        ({"training": {"tgt_len": 4}}, ["training.tgt_len", 8, 4]),
+        ({"optimizer": {"optimizer": "lamb"}}, ["training.optimizer", "'adam'", "'lamb'"]),
     ],
 )
-def test_a_run_is_not_continued_by_another_training(trained_run, text_file, changes, message):
+def test_a_run_is_not_continued_by_another_training(trained_run, text_file, changes, facts):
     run_dir, _ = trained_run
     config = (run_dir / "config.json").read_text()
-    with pytest.raises(ValueError, match=message):
+    with raises_naming(ValueError, *facts):
         train_run(run_dir, text_file, **{**changes, "training": {"train_steps": 24, **changes.get("training", {})}})
     assert (run_dir / "config.json").read_text() == config
 
@@ -342,11 +345,10 @@ def test_ctrl_c_saves_says_where_and_the_same_command_goes_on(run_dir, text_file
     process.send_signal(signal.SIGINT)
     rest = "".join(lines)
     assert process.wait(timeout=60) == 130
-    step = int(rest.split("interrupted: step ")[1].split()[0])
-    assert f"is saved as {run_dir}/ckpt-{step}" in rest
+    step = int(re.search(rf"{run_dir}/ckpt-(\d+)", rest)[1])
     done = run_program("train.py", *flags, f"--train_steps={step + 10}")
     assert done.returncode == 0, done.stderr
-    assert f"continuing from {run_dir}/ckpt-{step}" in done.stdout
+    assert mentions(done.stdout, f"{run_dir}/ckpt-{step}")
     assert f"step {step + 10}/{step + 10}" in done.stdout
 
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from helpers import raises_naming
 
 import txl_tf
 from txl_tf import layers
@@ -89,7 +90,7 @@ def test_an_unknown_argument_is_named_with_the_function_and_what_it_takes(functi
 
 
 def test_the_nearest_name_is_suggested_and_none_where_none_is_near():
-    with pytest.raises(txl_tf.UnknownArgumentError, match="Did you mean 'temperature'?"):
+    with raises_naming(txl_tf.UnknownArgumentError, "temprature", "temperature"):
         lm.generate(PROMPT, 2, temprature=0.5)
     with pytest.raises(txl_tf.UnknownArgumentError) as caught:
         check_names("f", {"xyz": 1}, ["temperature"])

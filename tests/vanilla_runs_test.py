@@ -10,6 +10,8 @@ from helpers import (
     TINY_RUN,
     assert_variables_equal,
     log_rows,
+    mentions,
+    raises_naming,
     raises_parameter,
     read_checkpoint,
     run_program,
@@ -52,9 +54,7 @@ def test_a_window_longer_than_the_learned_positions_is_refused_before_the_traini
         write_text(tmp_path / "text.txt", TEXT),
         TransformerLMConfig(**SIZES, context_len=16, pos_embed="learned"),
     )
-    with pytest.raises(
-        ValueError, match="sliding_window must be at most context_len=16, as many positions are learned, "
-    ):
+    with raises_parameter("sliding_window", limit="context_len=16"):
         train(tmp_path / "run", text, model, {"do_eval": True, "sliding_window": 17})
     assert not (tmp_path / "run").exists()
 
@@ -103,18 +103,18 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run_whatever_window_end
 
 
 def test_the_original_program_has_no_vanilla_model(made, tmp_path):
-    with pytest.raises(ValueError, match="the original program has Transformer-XL alone, got .* of transformer_lm"):
+    with raises_naming(ValueError, "transformer_lm"):
         run_to_tf1(made[0], tmp_path / "back")
 
 
 def test_a_run_of_one_family_does_not_go_on_as_the_other(made, text_file):
     with raises_parameter("model_dir", str(made[0])) as raised:
         train(made[0], text_file, ModelConfig(**SIZES))
-    assert raised.value.differences[0] == "family: 'transformer_lm' in the existing run, 'transformer_xl' requested"
+    assert mentions(raised.value.differences[0], "family", "'transformer_lm'", "'transformer_xl'")
 
 
 def test_a_step_longer_than_the_window_is_refused():
-    with pytest.raises(ValueError, match="sliding_step must be at most sliding_window=4, got 5"):
+    with raises_parameter("sliding_step", 5, limit="sliding_window=4"):
         EvaluationConfig(sliding_window=4, sliding_step=5)
 
 
@@ -131,11 +131,9 @@ def test_the_program(tmp_path, text_file):
     done = run_program("train.py", *flags)
     assert done.returncode == 0, done.stderr
     done = run_program("train.py", *flags, "--clamp_len=5")
-    assert (
-        done.returncode == 1 and "clamp_len is about distances, which --model=transformer does not have" in done.stderr
-    )
+    assert done.returncode == 1 and mentions(done.stderr, "clamp_len", "--model=transformer")
     done = run_program("train.py", f"--model_dir={tmp_path / 'run'}", "--do_eval_only", "--sliding_window=8")
-    assert "sliding window 8, step 1" in done.stdout and "valid: loss" in done.stdout, done.stderr
+    assert mentions(done.stdout, 8, 1) and "valid: loss" in done.stdout, done.stderr
     done = run_program("tools/generate.py", f"--model_dir={tmp_path / 'run'}", "--prompt=the ", "--max_new_tokens=9")
     assert done.stdout.startswith("the "), done.stderr
 

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import (
-    assert_variables_equal,
-    raises_parameter,
-    read_checkpoint,
-    write_checkpoint,
-)
+from helpers import assert_variables_equal, raises_naming, raises_parameter, read_checkpoint, write_checkpoint
 
 import txl_tf
 from txl_tf.runs.weights import CheckpointGone, CheckpointReader, MisfitError, load_weights
@@ -120,19 +115,19 @@ def test_tf1_variables_are_copies(small_lm):
 DOES_NOT_FIT = [
     (
         lambda arrays: arrays.pop("transformer/layer_1/ff/layer_1/bias"),
-        "transformer/layer_1/ff/layer_1/bias is missing",
+        ["transformer/layer_1/ff/layer_1/bias"],
     ),
     (
         lambda arrays: arrays.update({"transformer/layer_0/rel_attn/r/kernel": np.zeros([8, 7], np.float32)}),
-        r"transformer/layer_0/rel_attn/r/kernel .*\[8, 7\].*\[8, 6\]",
+        ["transformer/layer_0/rel_attn/r/kernel", "[8, 7]", "[8, 6]"],
     ),
     (
         lambda arrays: arrays.update({"transformer/layer_2/ff/layer_1/bias": np.zeros([12], np.float32)}),
-        r"transformer/layer_2/ff/layer_1/bias \[12\] .*not in the model",
+        ["transformer/layer_2/ff/layer_1/bias", "[12]"],
     ),
     (
         lambda arrays: arrays.update({"transformer/adaptive_embed/proj_W": np.zeros([8, 8], np.float32)}),
-        r"transformer/adaptive_embed/proj_W \[8, 8\] .*not in the model",
+        ["transformer/adaptive_embed/proj_W", "[8, 8]"],
     ),
 ]
 
@@ -140,15 +135,13 @@ DOES_NOT_FIT = [
 def test_a_checkpoint_that_does_not_fit_names_the_variable_and_changes_nothing(small_lm, tmp_path):
     lm = small_lm(seed=1)
     before = txl_tf.tf1_variables(lm)
-    for i, (change, problem) in enumerate(DOES_NOT_FIT):
+    for i, (change, facts) in enumerate(DOES_NOT_FIT):
         arrays = {name: array + 1 for name, array in before.items()}
         change(arrays)
         path = write_checkpoint(tmp_path / f"model.ckpt-{i}", arrays)
-        with pytest.raises(ValueError, match=problem) as error:
+        with raises_naming(ValueError, path, *facts) as error:
             txl_tf.load_tf1_checkpoint(lm, path)
-            pytest.fail(f"no error: {problem}")
-        assert path in str(error.value), problem
-        assert str(error.value).count("transformer/") == 1, problem  # the variables that do fit are not listed
+        assert str(error.value).count("transformer/") == 1, facts  # the variables that do fit are not listed
         assert_variables_equal(txl_tf.tf1_variables(lm), before)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, randomise, word_vocab
+from helpers import SMALL, raises_naming, randomise, word_vocab
 
 import txl_tf
 from txl_tf.language.generation import generate, generate_tokens
@@ -125,7 +125,6 @@ def test_texts_are_scored(lm, signatures, eagerly):
 
 def test_a_state_of_another_model_is_refused(signatures, text):
     state = signatures["initial_state"](batch_size=tf.constant(3))["state"]
-    foreign = "state must be one that this model returned"
-    for bad, message in ((state[:, 1:], "state must be"), (state + 100, foreign), (state + 0.5, foreign)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+    for bad in (state[:, 1:], state + 100, state + 0.5):
+        with raises_naming(tf.errors.InvalidArgumentError, "state"):
             signatures["next"](tokens=tf.constant(text), state=bad)

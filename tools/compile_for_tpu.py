@@ -100,7 +100,7 @@ def compiler_of(chip):
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise OSError(
-            f'the TPU\'s compiler cannot be had: {reason}; pip install -e ".[tpu-check]" brings it'
+            f'the compiler for TPUs is not available: {reason}. To install it: pip install -e ".[tpu-check]"'
         ) from error
 
 

@@ -75,6 +75,7 @@ from txl_config.errors import ParameterError
 from txl_tf.convert.hub import push_to_hub
 from txl_tf.convert.original import run_to_tf1, tf1_to_run
 from txl_tf.convert.pytorch import pytorch_to_run
+from txl_tf.convert.pytorch_mapping import NOBODY
 from txl_tf.runs.folder import RunFolder
 
 # Flags of each conversion.
@@ -119,7 +120,7 @@ def from_pytorch():
     source = converted.source
     print(f"{source.path}: {source.kind}, {converted.n_parameter:,} parameters, {len(converted.vocab):,} symbols")
     for who, names in converted.origins.items():
-        print(f"said by {who}:", described(names, converted.model))
+        print("assumed:" if who == NOBODY else f"settings from {who}:", described(names, converted.model))
     for note in converted.notes:
         print("note:", note)
     print(converted.checkpoint)
@@ -132,7 +133,7 @@ def to_tf1():
     """
     print(run_to_tf1(**values(TO_TF1)))
     model = ModelConfig(**RunFolder(FLAGS.model_dir).read_config()["model"])
-    for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such thing"}.items():
+    for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such setting"}.items():
         value = getattr(model, name)
         if value != getattr(ModelConfig, name):
             print(f"note: the model has {name}={value}; the original program has {original}, so its numbers differ")

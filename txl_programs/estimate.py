@@ -91,7 +91,7 @@ def vocabulary():
         n_token, cutoffs = SYMBOLS[FLAGS.dataset], cutoffs or PAPER_DATASETS[FLAGS.dataset][2]
     if n_token is None:
         message = (
-            "n_token is needed, the size of the vocabulary: neither a run nor a prepared data_dir nor dataset tells it"
+            "n_token, the size of the vocabulary, is needed: give it, or give a run, a prepared data_dir or dataset"
         )
         raise ParameterError("n_token", None, "the size of the vocabulary", message)
     return n_token, cutoffs

@@ -119,7 +119,7 @@ def main():
     check_new_folder(directory)
     folder = RunFolder(FLAGS.model_dir)
     is_tagger = folder.family.task == "tagger"
-    only_taggers = f"is for taggers, and {folder} holds {folder.family.described}"
+    only_taggers = f"is for taggers, and {folder} contains {folder.family.described}"
     check_used((("lexicon", "skip_short_words"), is_tagger, only_taggers))
     vocabs = with_lexicon(folder, folder.load_vocabs(), FLAGS.lexicon, FLAGS.skip_short_words)
     model = load_model(folder, **values(("mem_len", "clamp_len"), given_only=True))

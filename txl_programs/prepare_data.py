@@ -75,7 +75,7 @@ def main():
 
     if FLAGS.verify:
         corpus = load_corpus(FLAGS.data_dir, verify=True)
-        print("every file is as it was written")
+        print("every file is intact: its checksum is the recorded one")
     else:
         cluster = cluster_of(ClusterConfig)
         arguments = {**values(("data_dir", "download", "download_url", "shard_tokens")), **values(TextConfig)}

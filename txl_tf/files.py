@@ -224,7 +224,7 @@ def check_not_overwritten(path: str, data: str | bytes) -> None:
     with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         content = file.read()
     if content != (data.encode() if isinstance(data, str) else data):
-        message = f"{path} would be written over, and holds something else: choose a new folder, or move it"
+        message = f"{path} exists with other content: choose a new folder, or move the file away"
         raise ParameterError(path, None, "a file of the same content, or no file", message)
 
 
@@ -282,7 +282,7 @@ def read_json(path: str, check: Callable[[dict], None]) -> dict:
         raise located(error, path) from error
     if checksum not in (None, _checksum(values)):
         message = (
-            f"{path} is not as it was written: checksum mismatch. If you changed it on purpose, remove the line "
+            f"{path} was changed or damaged: its checksum differs. If you changed it on purpose, remove the line "
             '"checksum"; if not, it is damaged'
         )
         raise ParameterError("checksum", checksum, "the checksum of the other values", message)

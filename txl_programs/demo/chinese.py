@@ -241,7 +241,7 @@ SENTENCES = {
     "Attention": "注意力",
     "Take out of the lexicon": "从词典中去掉",
     "Put back": "放回词典",
-    "{gone} of {number} entities go, {come} come": "{number} 个实体中少了 {gone} 个，新增 {come} 个",
+    "{gone} of {number} entities disappear, {come} are new": "{number} 个实体中少了 {gone} 个，新增 {come} 个",
     "the same entities, probabilities change by at most {most:.3f}": "实体不变，概率最多变化 {most:.3f}",
 }
 

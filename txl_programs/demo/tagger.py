@@ -191,6 +191,6 @@ def changed(before: list[Span], after: list[Span]) -> str:
     if set(old) != set(new):
         gone = len(set(old) - set(new))
         come = len(set(new) - set(old))
-        return said("{gone} of {number} entities go, {come} come", gone=gone, number=len(old), come=come)
+        return said("{gone} of {number} entities disappear, {come} are new", gone=gone, number=len(old), come=come)
     largest_change = max((abs(old[key] - new[key]) for key in old), default=0.0)
     return said("the same entities, probabilities change by at most {most:.3f}", most=largest_change)

@@ -148,7 +148,7 @@ from txl_tf.vanilla.translator import Translator
 def only_one(model_dirs):
     """Returns the only run of --model_dir. Raises ParameterError if there are several."""
     if len(model_dirs) > 1:
-        message = f"model_dir must be one run here, got {len(model_dirs)}: {', '.join(model_dirs)}"
+        message = f"model_dir must be only one run, got {len(model_dirs)}: {', '.join(model_dirs)}"
         raise ParameterError("model_dir", model_dirs, "one run", message)
     return model_dirs[0]
 
@@ -179,7 +179,7 @@ def attention():
     if folder.family.task == "encoder_decoder":
         return encoder_decoder_attention(folder)
     if FLAGS.attention is not None:
-        raise unused("attention", f"is for encoder-decoders, and {folder} holds {folder.family.described}")
+        raise unused("attention", f"is for encoder-decoders, and {folder} contains {folder.family.described}")
     lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder, "language_model"))
     probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
     return draw_attention(probs, labels[-n_key:], layer, FLAGS.head, lm.network.same_length)
@@ -225,7 +225,7 @@ def text_of_run(folder):
 
 def encoder_decoder_attention(folder):
     """Returns the figure of the attention of an encoder-decoder while it translates one line."""
-    check_used((("tgt_len", "mem_len"), False, f"is for language models, and {folder} holds an encoder-decoder"))
+    check_used((("tgt_len", "mem_len"), False, f"is for language models, and {folder} contains an encoder-decoder"))
     check_text_given()
     model = folder.read_config()["model"]
     layer = checked_layer(model["num_layers"], model["num_heads"])

@@ -60,7 +60,7 @@ def open_tagger(model_dir, family="tener"):
     folder = RunFolder(model_dir, "tagger")
     family_of_run = folder.family.name
     if family_of_run != family:
-        message = f"model_dir {folder} must hold a run of family={family}, got family={family_of_run}"
+        message = f"model_dir {folder} must contain a run of family={family}, got family={family_of_run}"
         raise ParameterError("model_dir", folder.path, f"a run of family={family}", message)
     vocab, bigram_vocab, *lexicon = folder.load_vocabs()
     tagger = load_model(folder)

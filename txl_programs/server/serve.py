@@ -116,7 +116,7 @@ def main():
     name = name_of_model()
     folder = RunFolder(FLAGS.model_dir)
     is_language_model = folder.family.task == "language_model"
-    why_unused = f"is for language models, and {folder} holds {folder.family.described}"
+    why_unused = f"is for language models, and {folder} contains {folder.family.described}"
     check_used((("top_n",), is_language_model, why_unused))
     # Before the model is loaded, so that a port in use ends the program at once.
     listening = listen(FLAGS.host, FLAGS.port)

@@ -96,7 +96,7 @@ def run_workers(
         if fit.error and not status:
             last = lost or _why(fit.error)
             raise OSError(
-                f"workers were gone more than ray_restarts={cluster.ray_restarts} times, at last {last}: the same "
+                f"workers died more than ray_restarts={cluster.ray_restarts} times; the last error: {last}. The same "
                 "command resumes from the newest checkpoint"
             ) from fit.error
         return status, errors
@@ -333,8 +333,8 @@ def _work(config: dict) -> None:
     status = program.returncode
     lost = ""
     if not sent and (status < 0 or status == WorkerGone.status):
-        how = "another worker is gone" if status == WorkerGone.status else f"killed by {signal.Signals(-status).name}"
-        lost = f"worker {rank} of {ray.train.get_context().get_world_size()} is gone ({how})"
+        how = "another worker died" if status == WorkerGone.status else f"killed by {signal.Signals(-status).name}"
+        lost = f"worker {rank} of {ray.train.get_context().get_world_size()} died ({how})"
     ray.get(desk.ended.remote(rank, 0 if sent else status, "".join(errors), lost))
     if lost:
         raise OSError(lost)

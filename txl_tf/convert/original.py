@@ -75,7 +75,7 @@ def tf1_to_run(
         OSError: a file cannot be read or written.
     """
     if mem_len is None:
-        message = "mem_len is needed: no variable of a checkpoint tells it. See the command that trained it"
+        message = "mem_len is needed: no variable of a checkpoint contains it. See the command that trained the model"
         raise ParameterError("mem_len", None, "that of the training", message)
     folder = RunFolder(model_dir)
     folder.check_new()  # before the checkpoint and the corpus are read, which takes long
@@ -121,7 +121,7 @@ def find_tf1_checkpoint(path: str) -> str:
         prefixes = [latest] if latest in prefixes else prefixes
     if len(prefixes) != 1:
         names = ": " + ", ".join(map(os.path.basename, prefixes)) if prefixes else ""
-        message = f"{path} holds {len(prefixes) or 'no'} checkpoints{names}" + (". Name one" if prefixes else "")
+        message = f"{path} contains {len(prefixes) or 'no'} checkpoints{names}" + (". Name one" if prefixes else "")
         raise ParameterError("tf1_checkpoint", path, "the folder of one checkpoint", message)
     return prefixes[0]
 
@@ -147,7 +147,7 @@ def model_arguments(path: str, **expected) -> dict:
     """
     shapes = _Shapes(path)
     if not shapes:
-        message = f"{path} holds no variable of the original program: none begins with transformer/"
+        message = f"{path} contains no variable of the original program: no name begins with transformer/"
         raise ParameterError("tf1_checkpoint", path, "a checkpoint of the original program", message)
     expected = {name: value for name, value in expected.items() if value is not None}
     r_w_bias = shapes["r_w_bias"]
@@ -180,7 +180,7 @@ def model_arguments(path: str, **expected) -> dict:
     wrong = [name for name, value in expected.items() if value != arguments[name]]
     if wrong:
         problems = [
-            f"{name}={expected[name]} was given, but the shapes of its variables say {name}={arguments[name]}"
+            f"{name}={expected[name]} was given, but by the shapes of its variables, it has {name}={arguments[name]}"
             for name in wrong
         ]
         message = f"{path} contradicts the arguments:\n  " + "\n  ".join(problems)
@@ -280,7 +280,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     config = folder.read_config()
     vocab = folder.load_vocab()
     if folder.family is not TRANSFORMER_XL:
-        message = f"the original program has Transformer-XL alone, got {folder} of {folder.family.name}"
+        message = f"the original program has only Transformer-XL, but {folder} is of the family {folder.family.name}"
         raise ParameterError("model_dir", str(folder), "a run of Transformer-XL", message)
     if not os.fspath(tf1_checkpoint):
         message = "tf1_checkpoint must name the new checkpoint, or its folder"
@@ -342,5 +342,5 @@ def _check_target(path: str, files: dict[str, str | bytes]) -> None:
     if not tf.io.gfile.exists(os.path.join(target_dir, INFO_FILE)):  # then no conversion of this run is in the folder
         for file in (f"{path}.index", os.path.join(target_dir, "checkpoint")):
             if tf.io.gfile.exists(file):
-                message = f"tf1_checkpoint {path} would be written over {file}: choose a new folder"
+                message = f"tf1_checkpoint {path} would overwrite {file}: choose a new folder"
                 raise ParameterError("tf1_checkpoint", path, "in a new folder", message)

@@ -199,7 +199,7 @@ class PlainUnpickler(_PythonUnpickler):
         if (module, name) not in self._known:
             if module.partition(".")[0] not in self._packages:
                 refused = f"{cut(module)}.{cut(name)}"
-                message = f"{self._path} is refused: it names {refused}, which {self._made_of}. Nothing of it was run"
+                message = f"{self._path} is refused: it names {refused}, which {self._made_of}. Nothing in it was run"
                 raise RefusedError("path", self._path, "a file of plain data", message)
             if len(self._known) - self._n_known >= MAX_NAMES:
                 raise ValueError(f"more than {MAX_NAMES} classes")

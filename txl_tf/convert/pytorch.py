@@ -93,8 +93,8 @@ def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tupl
     corpus = corpus or vocabulary_in(os.path.dirname(source.path))
     if corpus is None:
         message = (
-            f"corpus is needed: neither {source.path} nor its folder holds the vocabulary, one of {', '.join(FILES)}. "
-            "A list of words, one a line, does too"
+            f"corpus is needed: neither {source.path} nor its folder contains the vocabulary, one of "
+            f"{', '.join(FILES)}. A list of words, one per line, is enough"
         )
         raise ParameterError("corpus", None, [*FILES], message)
     return read_vocabulary(corpus, dataset)

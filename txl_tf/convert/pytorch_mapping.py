@@ -257,7 +257,7 @@ class ModelMapping:
                 raise ParameterError("mem_len", 0, "at least 1 with same_length", message)
             self.notes.append(
                 f"mem_len {mem_len} became {mem_len - 1}: with same_length, the {self.source.kind} program sees "
-                "mem_len positions, where mem_len + 1 are seen here. The results are the same"
+                "mem_len positions, and this library sees mem_len + 1. The results are the same"
             )
             mem_len -= 1
         return {"mem_len": mem_len, "same_length": same_length, "clamp_len": self._setting("clamp_len", -1)}
@@ -294,8 +294,8 @@ class ModelMapping:
         self.shares = n_cluster > 1 and all(same[1:])
         if self.splits_last_word:
             self.notes.append(
-                "the last word became a cluster of its own: without cutoffs, embedding and softmax would share a "
-                "projection here"
+                "the last word became a cluster with its own projection: without cutoffs, embedding and softmax would "
+                "share one in this library"
             )
         elif n_cluster > 1 and not self.shares and any(same):
             tied = ", ".join(str(i) for i, is_same in enumerate(same) if is_same)
@@ -405,7 +405,7 @@ class ModelMapping:
         missing = [name for name in names if name not in self.source.tensors]
         if missing and ties is False:
             file = self.source.settings_from
-            message = f"{file} says that the softmax has weights of its own, and there is no {missing[0]}"
+            message = f"{file} says that the softmax has its own weights, but the checkpoint has no {missing[0]}"
             raise ParameterError("tie_weight", False, [True], message)
         own = [
             self._get(name, *table.shape) if name in self.source.tensors else table

@@ -91,8 +91,8 @@ class Source:
         """Raises ParameterError if the program computes something that `TransformerXLLM` does not."""
         refused = {
             "attn_type": (self.settings.get("attn_type", 0) != 0, "0 is the attention of Transformer-XL"),
-            "sample_softmax": (self.settings.get("sample_softmax", -1) > 0, "the softmax here is over all words"),
-            "ext_len": (self.settings.get("ext_len", 0) > 0, "there is no extended context here"),
+            "sample_softmax": (self.settings.get("sample_softmax", -1) > 0, "this library's softmax is over all words"),
+            "ext_len": (self.settings.get("ext_len", 0) > 0, "this library has no extended context"),
         }
         for name, (is_other, reason) in refused.items():
             if is_other:
@@ -146,7 +146,8 @@ def _file_in(path: str) -> str:
     """The checkpoint file at `path`, or in the folder `path`. Raises FileNotFoundError if there is none."""
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"there is no file or folder {named(path)!r}: a PyTorch checkpoint must be on this machine, none is fetched"
+            f"there is no file or folder {named(path)!r}: a PyTorch checkpoint must be on this machine, because it is "
+            "not downloaded"
         )
     if not os.path.isdir(path):
         return path
@@ -171,7 +172,9 @@ def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
         ValueError: the config.json or the tensors are of another model, or damaged.
     """
     if not os.path.isfile(config_file):
-        raise FileNotFoundError(f"{path} is Hugging Face's, which needs its {config_file} beside it")
+        raise FileNotFoundError(
+            f"{path} is a checkpoint of Hugging Face: it needs its {config_file} in the same folder"
+        )
     if os.path.getsize(config_file) > MAX_CONFIG:
         message = f"{config_file} has {os.path.getsize(config_file):,} bytes, a configuration about 1,000"
         raise FileError("path", config_file, f"at most {MAX_CONFIG:,} bytes", message)
@@ -231,7 +234,7 @@ def _module(path: str, module: Named) -> Source:
     inner = members(module, "_modules").get("module")
     module = inner if isinstance(inner, Named) else module
     if module.name != "MemTransformerLM":
-        message = f"{path} holds a {shown(module.name)}, not a MemTransformerLM"
+        message = f"{path} contains a {shown(module.name)}, not a MemTransformerLM"
         raise FileError("path", path, "a MemTransformerLM", message)
     settings = {
         **module.attributes,

@@ -72,8 +72,8 @@ def vocabulary_of(
     if "idx2sym" not in vocab:
         kind = f"a {shown(content.name)}" if isinstance(content, Named) else shown(content)
         message = (
-            f"{path} holds no list of words (idx2sym) but {kind}. A vocabulary of subwords (NVIDIA's --vocab=bpe) is "
-            "not supported"
+            f"{path} contains no list of words (idx2sym), but {kind}. A vocabulary of subwords (NVIDIA's --vocab=bpe) "
+            "is not supported"
         )
         raise FileError("path", path, "a vocabulary of words", message)
     try:

@@ -215,7 +215,7 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
     first = unpickler.load()
     if type(first) is not int or first != MAGIC:
         if unpickler.storages:
-            raise ValueError("it names storages of torch.save, but is a pickle alone")
+            raise ValueError("it names storages of torch.save, but is only a pickle")
         return first
     version = unpickler.load()
     system = unpickler.load()

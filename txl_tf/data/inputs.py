@@ -101,7 +101,7 @@ def _is_loop(folder: str, path: str) -> bool:
             break
         parent = os.path.dirname(parent)
     if is_loop:
-        logger.warning("%s is a loop of symbolic links: it is left out", path)
+        logger.warning("%s is a loop of symbolic links, so it is skipped", path)
     return is_loop
 
 

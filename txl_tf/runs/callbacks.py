@@ -616,4 +616,4 @@ def complete_log(filename: str, step: int, validation: dict) -> bool:
 
 
 _COLUMNS = ("epoch", "step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "val_loss")
-_MOVE = "Move the file away to go on without it"
+_MOVE = "Move the file away to resume without it"

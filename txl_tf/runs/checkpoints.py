@@ -140,7 +140,7 @@ class RunCheckpoints:
             return ValueError(message.format(self.last_good))
         latest = self.folder.checkpoint(self._step_without_loss)
         if self._restored:  # with other settings it may be good: the user decides
-            return ValueError(message.format(f"{latest}, where it began, has no finite loss: remove {latest}.*"))
+            return ValueError(message.format(f"{latest}, from which it resumed, has no finite loss: remove {latest}.*"))
         if self.write:
             for folder in (self.folder, self.folder.ema):
                 if self._step_without_loss in folder.steps():
@@ -167,7 +167,7 @@ class RunCheckpoints:
                 problems.append(str(error))
                 continue
             for problem in problems:
-                logger.warning("damaged checkpoint: %s; going on from the one before", problem)
+                logger.warning("damaged checkpoint: %s; the previous checkpoint is used instead", problem)
             return step
         if problems:
             allowed = "a folder with a checkpoint that can be read"
@@ -271,8 +271,8 @@ class RunCheckpoints:
         optimizer_shapes = {key: shape for key, shape in reader.shapes.items() if key.startswith("optimizer/")}
         if not optimizer_shapes:
             allowed = "a checkpoint with an optimizer"
-            message = f"{path} has weights alone, no optimizer to go on with: start a new run with "
-            message += f"warm_start_path={path}"
+            message = f"{path} contains weights but no optimizer state, so training cannot resume from it. "
+            message += f"Start a new run with warm_start_path={path}"
             raise ParameterError("checkpoint", path, allowed, message)
         check_fits(path, optimizer_shapes, self._optimizer_variables())
         arrays = {name: read(name) for name in weights_by_name(self._model)}
@@ -331,7 +331,7 @@ def average_checkpoints(
             is given for a run without LoRA.
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
-        message = "either checkpoints or num_last_checkpoints must say what to average"
+        message = "either checkpoints or num_last_checkpoints must be given"
         raise ParameterError("checkpoints", checkpoints, "given without num_last_checkpoints, or the reverse", message)
     source = RunFolder(model_dir)
     output = RunFolder(output_dir)
@@ -422,6 +422,6 @@ def _latest_paths(folder: RunFolder, number: int) -> list[str]:
     paths = folder.checkpoints()
     if len(paths) < number:
         names = ", ".join(map(os.path.basename, paths)) or "none"
-        message = f"num_last_checkpoints={number}, but model_dir {folder} holds {len(paths)}: {names}"
+        message = f"num_last_checkpoints={number}, but model_dir {folder} contains {len(paths)}: {names}"
         raise ParameterError("num_last_checkpoints", number, f"at most {len(paths)}", message)
     return paths[-number:]

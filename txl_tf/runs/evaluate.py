@@ -71,7 +71,7 @@ def evaluate_run(
 
     Raises:
         ParameterError, ValueError, OSError: bad input, before any long work.
-        OSError: the file for `token_nll` cannot be written, or another worker is gone.
+        OSError: the file for `token_nll` cannot be written, or another worker died.
     """
     machine = machine or MachineConfig()
     folder = RunFolder(folder, "language_model")
@@ -92,7 +92,7 @@ def evaluate_run(
     evaluator = Evaluator(corpus, evaluation)
     evaluator.check(split)
     if not (evaluation.eval_path or data):  # the text that the run was trained on
-        remedy = "name the text, by data_dir, data_path or eval_path, to evaluate what it is now"
+        remedy = "to evaluate the changed text, give it by data_dir, data_path or eval_path"
         check_text(folder, {split: corpus.fingerprint(split)}, remedy)
     resets = _resets(evaluation, corpus.vocab, folder.family.config)
     from_corpus = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}

@@ -173,11 +173,11 @@ class RunFolder(CheckpointFolder):
             file = self._vocab_file(name, config[name].get("level"))
             vocab = load_vocab(file, **config[name])
             if config.get("fingerprints", {}).get(name, vocab.fingerprint()) != vocab.fingerprint():
-                message = f"{file} is not as it was written: config.json has another fingerprint of it"
+                message = f"{file} was changed or damaged: its fingerprint differs from the one in config.json"
                 raise ParameterError(name, file, "the file that was written", message)
             if size is not None and len(vocab) != config["model"][size]:
                 expected = config["model"][size]
-                message = f"{file} has {len(vocab)} symbols, but config.json says model.{size} {expected}"
+                message = f"{file} has {len(vocab)} symbols, but config.json has model.{size}={expected}"
                 raise ParameterError(name, len(vocab), [expected], message)
             loaded.append(vocab)
         return loaded
@@ -235,13 +235,13 @@ class RunFolder(CheckpointFolder):
         ckpt_path = os.fspath(ckpt_path)
         if ckpt_path == "latest":
             if not self.checkpoints():
-                message = f"model_dir {named(self)} holds no checkpoint"
+                message = f"model_dir {named(self)} contains no checkpoint"
                 raise ParameterError("model_dir", self.path, "a folder with a checkpoint", message)
             return self.checkpoints()[-1]
         if ckpt_path == "best":
             best = self.find_best()
             if best is None:
-                message = f"model_dir {named(self)} holds no best checkpoint: there was no validation yet"
+                message = f"model_dir {named(self)} contains no best checkpoint: there was no validation yet"
                 raise ParameterError("model_dir", self.path, "a folder with a best checkpoint", message)
             return best["path"]
         for path in (os.path.join(self.path, ckpt_path), ckpt_path):
@@ -392,7 +392,7 @@ class RunFolder(CheckpointFolder):
         n_weights = sum(math.prod(shape) for shape in reader.weight_shapes.values())
         if described > 2 * n_weights:
             message = (
-                f"{self.config_file} describes a model of at least {described:,} weights, but {reader.path} holds "
+                f"{self.config_file} describes a model of at least {described:,} weights, but {reader.path} contains "
                 f"{n_weights:,}"
             )
             raise ParameterError("model_dir", self.path, "the folder of a model with the weights it holds", message)
@@ -456,7 +456,7 @@ class RunFolder(CheckpointFolder):
         self._check_path()
         unfinished = self._unfinished_files()
         if unfinished is None and (self.has_config() or self.checkpoints()):
-            message = f"{self} already holds a run: choose a new folder"
+            message = f"{self} already contains a run: choose a new folder"
             raise ParameterError("model_dir", self.path, "a new folder", message)
         for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):
             path = self._vocab_file(name, vocab.level)

@@ -111,7 +111,7 @@ class Origin:
         """
         if family is not self.family:
             message = (
-                f"init_from {self.path} holds {self.family.described}, of the family {self.family.name}, got "
+                f"init_from {self.path} contains {self.family.described}, of the family {self.family.name}, got "
                 f"{family.name} to train"
             )
             raise ParameterError("init_from", self.path, f"a run of the family {family.name}", message)
@@ -236,7 +236,8 @@ class Origin:
         unrecorded = [name for name in sizes if name not in recorded]
         if unrecorded:
             values = ", ".join(f"{name} {own_settings[name]}" for name in unrecorded)
-            logger.info("%s does not record %s; here: %s", self.path, ", ".join(unrecorded), values)
+            names = ", ".join(unrecorded)
+            logger.info("%s does not record %s; the values of this run are used: %s", self.path, names, values)
 
 
 def check_origin(folder: RunFolder, init_from: str | None) -> None:
@@ -253,11 +254,11 @@ def check_origin(folder: RunFolder, init_from: str | None) -> None:
         return
     recorded = (folder.read_config() if folder.has_config() else {}).get("init_from")
     if recorded and not init_from:
-        message = f"the run in {folder} started from another: go on with init_from={recorded['model_dir']}"
+        message = f"the run in {folder} started from another run: resume it with init_from={recorded['model_dir']}"
         raise ParameterError("init_from", init_from, [recorded["model_dir"]], message)
     if init_from and not (recorded and same_path(recorded["model_dir"], init_from)):
-        started = f"started from {recorded['model_dir']}" if recorded else "did not start from another"
-        message = f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
+        started = f"started from {recorded['model_dir']}" if recorded else "did not start from another run"
+        message = f"model_dir {folder} contains a run that {started}, got init_from={init_from}: choose a new folder"
         raise ParameterError("model_dir", folder.path, "a new folder", message)
 
 

@@ -60,11 +60,11 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
         check_same_config(folder, config)
         if not training.allow_other_text:
             trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
-            check_text(folder, trained_on, "choose another folder, or go on with --allow_other_text")
+            check_text(folder, trained_on, "choose another folder, or resume with --allow_other_text")
         return
     for path in folder.checkpoints():  # checkpoints of another program, such as the original
         if tf.io.gfile.exists(f"{path}.index"):
-            message = f"model_dir {folder} holds {path}, which no run here has written: choose a new folder"
+            message = f"model_dir {folder} contains {path}, which no run of this library wrote: choose a new folder"
             raise ParameterError("model_dir", folder.path, "a new folder", message)
     _check_best(folder, training.warm_start_path)
     if training.warm_start_path and not training.init_from:
@@ -92,8 +92,8 @@ def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
     had_checkpoints = last > trained.get("save_steps", 0) or best["step"] >= trained.get("train_steps", 0)
     if had_checkpoints or (warm_start_path and same_path(warm_start_path, best["path"])):
         message = (
-            f"model_dir {folder} holds the best weights of a run, {best['path']}, and no checkpoint to go on from: a "
-            "new run would remove them. Choose another folder, where warm_start_path starts from them, or move them"
+            f"model_dir {folder} contains the best weights of a run, {best['path']}, but no checkpoint to resume from: "
+            "a new run would remove them. Choose another folder and start from them by warm_start_path, or move them"
         )
         raise ParameterError("model_dir", folder.path, "another folder", message)
 
@@ -173,7 +173,7 @@ def check_same_config(folder: RunFolder, config: dict) -> None:
     as_in_file = json.loads(json.dumps(config))  # with lists instead of tuples
     changes = _changes(folder.read_config(), as_in_file)
     if changes:
-        message = f"model_dir {folder} holds a run of another configuration; choose another folder, or:"
+        message = f"model_dir {folder} contains a run of another configuration; choose another folder, or:"
         raise MisfitError("model_dir", folder.path, "another folder", message, changes)
 
 

@@ -231,7 +231,7 @@ class WorkerGone(OSError):
 def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[None]:
     """In this block, only the chief of several workers logs, and a failed collective operation raises `WorkerGone`.
 
-    Such an operation, in which all workers take part, fails if another worker is gone, or if it fails on this worker.
+    Such an operation, in which all workers take part, fails if another worker died, or if it fails on this worker.
     With a single worker, the error is raised unchanged.
 
     Args:
@@ -246,7 +246,7 @@ def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[N
                 raise
             saved = folder.checkpoints()
             raise WorkerGone(
-                f"another worker is gone, or this one failed ({type(error).__name__}): start all "
-                f"{num_workers(strategy)} again, or another number of workers that divides the batch evenly; they go "
-                f"on from {saved[-1] if saved else 'the beginning'}"
+                f"another worker died, or this one failed ({type(error).__name__}): start all {num_workers(strategy)} "
+                "workers again, or another number of workers that divides the batch evenly; they resume from "
+                f"{saved[-1] if saved else 'the beginning'}"
             ) from error

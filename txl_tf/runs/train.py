@@ -97,7 +97,7 @@ def train_run(
 
     Raises:
         ParameterError, OSError: bad input, before any long work.
-        ValueError, OSError: the training has diverged, the disk is full, or another worker is gone. The message names
+        ValueError, OSError: the training has diverged, the disk is full, or another worker died. The message names
             the last good checkpoint.
         KeyboardInterrupt: after Ctrl-C, when the run is saved.
         SystemExit(0): after SIGTERM, SIGHUP or a signal to another worker, when the run is saved.
@@ -313,8 +313,9 @@ class Run:
             if not self.origin:
                 raise
             message = (
-                f"{error}: it is that of init_from={self.origin.path}. Leave such symbols out of the text, or start "
-                "from a run with an unknown symbol, as min_freq=2 gives it; or extend_vocab adds them to the vocabulary"
+                f"{error}: init_from={self.origin.path} has this vocabulary. Leave such symbols out of the text, or "
+                "start from a run with an unknown symbol, which min_freq=2 makes; or add them to the vocabulary by "
+                "extend_vocab"
             )
             allowed = "a run whose vocabulary has the symbols of the text"
             raise ParameterError("init_from", self.origin.path, allowed, message) from error
@@ -447,15 +448,15 @@ class Run:
         stops_early = state[1] is None and checkpoints.stops_early(training, start)
         if stops_early or start >= training.train_steps:
             why = f"no better validation for patience={training.patience} steps" if stops_early else f"{start} steps"
-            longer = "" if stops_early else ". With a larger train_steps, the training goes on"
+            longer = "" if stops_early else ". A larger train_steps continues the training"
             logger.info("already trained: %s, train_steps=%d%s", why, training.train_steps, longer)
             # Sets the moving average of the weights, as the end of `fit` does.
             model.optimizer.finalize_variable_values(model.trainable_variables)
             return
         if start % model.steps_per_execution:
-            allowed = f"a divisor of the step to go on from, {start}"
-            message = f"steps_per_execution={model.steps_per_execution} must divide the step to go on from, {start}: "
-            message += "take one that does"
+            allowed = f"a divisor of {start}, the step from which training resumes"
+            message = f"steps_per_execution={model.steps_per_execution} must divide {start}, "
+            message += "the step from which training resumes"
             raise ParameterError("steps_per_execution", model.steps_per_execution, allowed, message)
         stop = StopOnSignal(model)
         others = [
@@ -494,7 +495,7 @@ class Run:
                 stopped = True
             if stopped or stop.received:  # a signal may have come after the last step
                 saved = f"step {step_of(model)} is saved as {checkpoints.latest}"
-                logger.info("%s: %s; the same command goes on from there", stop.reason, saved)
+                logger.info("%s: %s; the same command resumes from this checkpoint", stop.reason, saved)
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
 
     def record_validation(self, results: dict[str, float]) -> None:

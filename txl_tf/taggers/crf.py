@@ -65,7 +65,9 @@ def checked_tags(tags: Tensor, mask: Tensor, n_tag: int) -> Tensor:
     tags = tf.where(mask, as_ids("tags", tags), 0)
     extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
     valid = (extremes[0] >= 0) & (extremes[1] < n_tag)
-    message = f"tags must lie between 0 and {n_tag - 1} wherever there is an element, got, at the extremes,"
+    message = (
+        f"tags must lie between 0 and {n_tag - 1} at every element that is not padding, got as minimum and maximum"
+    )
     if tf.executing_eagerly():
         if not valid:
             allowed = f"from 0 to {n_tag - 1} wherever there is an element"

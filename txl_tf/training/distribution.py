@@ -89,7 +89,7 @@ def make_strategy(
     if strategy == "mirrored" or (strategy == "auto" and len(gpus) > 1):
         devices = gpus or tf.config.list_logical_devices("CPU")
         if len(devices) == 1:
-            logger.info("strategy=mirrored: there is one device, %s; training on it alone", devices[0].name)
+            logger.info("strategy=mirrored: there is only one device, %s, and training uses it", devices[0].name)
         # Otherwise, TensorFlow mixes up the sums of two training runs in one process.
         tf.distribute.MirroredStrategy._collective_key_base += 100
         return tf.distribute.MirroredStrategy([device.name for device in devices])

@@ -52,7 +52,7 @@ def tf_config() -> str:
         values = " ".join(f"{name}={value}" for name, value in variables.items())
         message = (
             f"Slurm's variables do not name the tasks of srun ({type(error).__name__}: {error}), got {values}; "
-            "set TF_CONFIG, or train in this task alone, by strategy=one"
+            "set TF_CONFIG, or train in this task only, with strategy=one"
         )
         raise ParameterError("SLURM_*", variables, "as srun sets them", message) from error
     tasks_of_node = collections.Counter(address.rpartition(":")[0] for address in workers)

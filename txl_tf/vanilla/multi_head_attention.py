@@ -172,7 +172,7 @@ def _refuse_keras_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         allowed = f"a multiple of num_heads={depth}"
         working = call.format(heads * depth, heads)
         message = (
-            f"d_model must be {allowed}, got {heads}; Keras's (num_heads={heads}, key_dim={depth}) is {working} here"
+            f"d_model must be {allowed}, got {heads}; write Keras's (num_heads={heads}, key_dim={depth}) as {working}"
         )
         raise ParameterError("d_model", heads, allowed, message)
 

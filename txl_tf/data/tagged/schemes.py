@@ -237,7 +237,9 @@ def _log_broken_tags(
         logger.info(f"{name}: {actual}: {numbers.get(actual, len(broken)):,} tags read as {str(target).upper()}")
     elif broken:
         sentence, i = broken[0]
-        done = "all tags are rewritten" if target else "they are kept, and one that continues no entity begins one"
+        done = (
+            "all tags are rewritten" if target else "they do not change, and a tag that continues no entity begins one"
+        )
         if actual == TOO_MANY_MISTAKES:
             done = f"too many for mistakes: all tags are read as {str(target).upper()}"
         logger.warning(

@@ -106,7 +106,10 @@ class TaggerRun(EpochRun):
             origin.log_extended([corpus.vocab, corpus.bigram_vocab])
         if corpus.embeddings:
             self._check_widths(corpus, origin)
-            logger.info("the symbols that init_from=%s knows keep their weights: vectors are for new ones", origin.path)
+            logger.info(
+                "symbols in the vocabulary of init_from=%s keep their weights; only new symbols start from vectors",
+                origin.path,
+            )
         self._log_unknown(corpus, origin)
         if self.takes_words and not self.data.lexicon:  # the words are those of `origin.source`
             other_data = origin.config["data"]
