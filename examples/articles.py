@@ -362,6 +362,7 @@ def tener_scores():
     distance = tf.cast(tf.range(length)[None] - tf.range(length)[:, None], tf.float32)  # key minus query
     angles = distance[..., None] * layers.tensor2tensor_frequencies(4)
     r = tf.concat([tf.sin(angles), tf.cos(angles)], -1)
+    # u and v of the equation. The original program has swapped the names: `r_r_bias` belongs to the content.
     scores = tf.einsum("bind,bjnd->nbij", q + layer.r_r_bias, k) + tf.einsum("bind,ijd->nbij", q + layer.r_w_bias, r)
     yield tf.nn.softmax(scores), layer.attention_probs(x)
 

@@ -199,6 +199,31 @@ def test_masks_of_a_decoder_layer_by_both_conventions():
                 np.testing.assert_array_equal(one, other)
 
 
+class OwnCall(layers.MultiHeadAttention):
+    """An attention with a call of its own, which notes the rank of its mask."""
+
+    def call(self, *args, attention_mask=None, **kwargs):
+        self.ranks = [*getattr(self, "ranks", []), None if attention_mask is None else len(attention_mask.shape)]
+        return super().call(*args, attention_mask=attention_mask, **kwargs)
+
+
+def test_a_causal_mask_alone_reaches_an_attention_with_its_own_call():
+    source = floats(B, T, E)
+    encoder, decoder = layers.EncoderLayer(E, H, 8), layers.DecoderLayer(E, H, 8)
+    for call, names in (
+        (lambda: encoder(Q, use_causal_mask=True, return_attention_scores=True), {"mha": 4}),
+        (lambda: decoder(V, source, use_causal_mask=True), {"mha1": 4, "mha2": None}),
+    ):
+        layer = encoder if "mha" in names else decoder
+        expected = call()
+        for name in names:
+            getattr(layer, name).__class__ = OwnCall
+        found = call()
+        assert {name: getattr(layer, name).ranks for name in names} == {name: [rank] for name, rank in names.items()}
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
 def segment_layers():
     positions = {"r": floats(1, 7, E), "r_w_bias": floats(H, 4), "r_r_bias": floats(H, 4)}
     return [

@@ -60,6 +60,23 @@ def test_what_changes_the_estimate():
         count_weights(ModelConfig(**{**SMALL, "n_token": None}))
 
 
+def test_gelu_and_swiglu_keep_more_arrays_of_the_inner_width_than_relu():
+    made = {name: ModelConfig(**SMALL, mem_len=4, activation=name) for name in ("relu", "gelu", "swiglu")}
+    activations = {name: training_memory(model, 4, 8).activations for name, model in made.items()}
+    array = 4 * 4 * 8 * SMALL["d_inner"] * SMALL["n_layer"]
+    assert activations["gelu"] - activations["relu"] == pytest.approx(3.5 * array, abs=1)
+    assert activations["swiglu"] - activations["relu"] == pytest.approx(4.5 * array, abs=1)
+
+
+def test_label_smoothing_needs_the_logits_of_all_clusters_for_every_token():
+    clusters = {**SMALL, "n_token": 1000, "cutoffs": (100, 500), "mem_len": 4}
+    plain, smoothed = (
+        training_memory(ModelConfig(**clusters, label_smoothing=smoothing), 4, 8).activations for smoothing in (0, 0.1)
+    )
+    logits = 100 + 2 + 900
+    assert smoothed - plain == pytest.approx(4 * 4 * 8 * (4.5 * logits - 3.5 * (logits - 0.9 * 900)), abs=1)
+
+
 def test_the_program(tmp_path, capsys):
     make_run(tmp_path / "run", word_vocab())
     lm, _ = txl_tf.load_run(tmp_path / "run")
@@ -133,17 +150,19 @@ print(status("VmHWM") - before)
 """
 NAMES = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "n_token")
 SHAPES = [
-    ((6, 256, 4, 64, 1024, 64, 5000), 16, 64),
-    ((4, 512, 8, 64, 2048, 128, 300), 8, 128),
-    ((3, 128, 8, 16, 256, 300, 100), 16, 100),
+    ((6, 256, 4, 64, 1024, 64, 5000), 16, 64, "relu"),
+    ((4, 512, 8, 64, 2048, 128, 300), 8, 128, "relu"),
+    ((3, 128, 8, 16, 256, 300, 100), 16, 100, "relu"),
+    ((6, 128, 4, 32, 1024, 64, 1000), 32, 64, "gelu"),
+    ((6, 128, 4, 32, 1024, 64, 1000), 32, 64, "swiglu"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes, rows, tgt_len", SHAPES)
-def test_the_estimate_is_within_15_percent_of_a_training_on_this_cpu(sizes, rows, tgt_len):
+@pytest.mark.parametrize("sizes, rows, tgt_len, activation", SHAPES)
+def test_the_estimate_is_within_15_percent_of_a_training_on_this_cpu(sizes, rows, tgt_len, activation):
     model = dict(zip(NAMES, sizes, strict=True))
-    model = {**model, "d_embed": model["d_model"], "dropout": 0.1}
+    model = {**model, "d_embed": model["d_model"], "dropout": 0.1, "activation": activation}
     shape = json.dumps({"model": model, "rows": rows, "tgt_len": tgt_len})
     done = subprocess.run([sys.executable, "-c", MEASURED, shape], capture_output=True, text=True, check=True)
     estimate = training_memory(ModelConfig(**model), rows, tgt_len).total

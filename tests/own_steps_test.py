@@ -244,6 +244,34 @@ def test_metrics_of_one_s_own_are_reset_and_reported(dataset, plain_history):
     assert {name: history[name] for name in plain_history} == plain_history
 
 
+def with_metric(base, name):
+    """A subclass of a model that has a metric of this name as an attribute."""
+
+    def init(self, *args, **kwargs):
+        base.__init__(self, *args, **kwargs)
+        self.mine = keras.metrics.Sum(name)
+
+    return subclass(base, __init__=init)
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "perplexity", "overflow"])
+def test_metrics_with_the_name_of_a_log_are_refused(dataset, name):
+    lm = language_model(with_metric(txl_tf.TransformerXLLM, name), metrics=["perplexity"])
+    batch = next(dataset.as_numpy_iterator())
+    for method, data in (
+        ("fit", [dataset]),
+        ("evaluate", [dataset]),
+        ("train_on_batch", batch),
+        ("test_on_batch", batch),
+    ):
+        if name == "overflow":  # a log only with static shapes
+            getattr(lm, method)(*data)
+            continue
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            getattr(lm, method)(*data)
+        assert (caught.value.name, caught.value.value) == ("metrics", name)
+
+
 def test_own_functions_of_steps_are_called_and_a_reset_must_call_super(dataset, plain_history):
     calls = []
 
@@ -374,6 +402,16 @@ def test_own_metrics_are_used(kind):
     seven.update_state(7.0)  # as in Keras's own example, but that nothing else counts in it
     model = make(subclass(base, metrics=property(lambda self: [seven]), reset_metrics=lambda self: None))
     assert fit(model, data) == {"seven": [7.0]}
+
+
+def test_metrics_that_are_attributes_have_other_names_than_the_models_own(kind):
+    make, data, base = kind
+    for name in {metric.name for metric in (*make().own_metrics, make().grad_norm)}:
+        model = make(with_metric(base, name))
+        for method in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+            with pytest.raises(txl_tf.ParameterError) as caught:
+                getattr(model, method)(*data)
+            assert (caught.value.name, caught.value.value) == ("metrics", name)
 
 
 @SLOW

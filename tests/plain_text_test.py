@@ -237,6 +237,33 @@ def test_rows_without_a_text_are_left_out_and_counted(tmp_path, caplog):
     assert caught.value.name == "skip_bad_lines"
 
 
+BROKEN_ARRAYS = {
+    "a line": json.dumps(ROWS)[:300],
+    "many lines": json.dumps(ROWS[:5], indent=1)[:-20],
+    "objects on lines": "[\n" + ",\n".join(map(json.dumps, ROWS[:5])) + "\n",
+    "a number": json.dumps([*ROWS[:3], 3, *ROWS[3:]]),
+}
+
+
+@pytest.mark.parametrize("data", BROKEN_ARRAYS.values(), ids=BROKEN_ARRAYS)
+@pytest.mark.parametrize("name", ["a.json", "a.txt"])
+def test_the_lines_of_a_broken_array_are_not_left_out(tmp_path, monkeypatch, name, data):
+    path = write_text(tmp_path / name, data)
+    for size in (1 << 20, 5):
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", size)
+        for skip in (False, True):
+            with raises_parameter(path, None):
+                tokens_of(path, text_field="text", skip_bad_lines=skip)
+
+
+def test_a_list_before_json_lines_is_a_bad_line(tmp_path, monkeypatch):
+    expected = tokens_of(write_text(tmp_path / "good.jsonl", json_lines()))
+    path = write_text(tmp_path / "a.txt", "[1, 2]\n" + json_lines())
+    for size in (1 << 20, 5):
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", size)
+        assert tokens_of(path, text_field="text", skip_bad_lines=True) == expected
+
+
 def test_a_comma_belongs_to_a_name_where_such_a_file_exists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a,b.txt", "c", "c,d", "e, f,g"):

@@ -18,7 +18,7 @@ from kills import final_state
 
 from txl_programs.program import _train_on_workers
 from txl_tf.cluster import connection
-from txl_tf.cluster.training import Desk, _why, run_workers, variables_to_pass, worker_environment
+from txl_tf.cluster.training import Desk, _needed, _why, run_workers, variables_to_pass, worker_environment
 from txl_tf.config import TrainingClusterConfig
 
 MODEL = (
@@ -42,6 +42,19 @@ def test_a_worker_gets_rays_cluster_but_not_its_keras():
 def test_a_worker_gets_the_trackers_variables_of_the_command():
     kept = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "sqlite:///a.db"}
     assert variables_to_pass({**kept, "HOME": "/root", "TF_CONFIG": "{}", "PATH": "/bin"}) == kept
+
+
+@pytest.mark.parametrize(
+    "workers, fewest, free, text",
+    [
+        (1, None, {"CPU": 1.0}, "1 worker, 1 CPU, 0 GPU: the cluster has 1 CPU, 0 GPU free"),
+        (4, 1, {"CPU": 1.0}, "1 worker, 1 CPU, 0 GPU: the cluster has 1 CPU, 0 GPU free"),
+        (2, None, {}, "2 workers, 2 CPU, 0 GPU: the cluster has 0 CPU, 0 GPU free"),
+    ],
+)
+def test_the_fewest_workers_decide_whether_there_is_room(workers, fewest, free, text):
+    cluster = TrainingClusterConfig(ray_workers=workers, ray_min_workers=fewest, ray_cpus=1)
+    assert _needed(cluster, free) == (text, bool(free))
 
 
 def test_as_many_workers_work_as_divide_the_rows():

@@ -44,6 +44,15 @@ PLACES = {
 }
 
 
+def test_mkdocs_serve_watches_all_that_the_pages_are_made_of():
+    pytest.importorskip("mkdocstrings", reason='needs the extra docs: pip install -e ".[docs]"')
+    from mkdocs.config import load_config
+
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    made_of = {*config.extra["included"].values(), *config.extra["packages"], "tools/documentation"}
+    assert {os.path.relpath(path, ROOT) for path in config.watch} >= made_of
+
+
 @pytest.mark.parametrize(
     "written, origin, src_uri, expected",
     [

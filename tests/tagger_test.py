@@ -740,6 +740,17 @@ def test_bad_arguments_are_errors():
         assert wrong in str(raised.value)
 
 
+def test_inputs_without_a_mask_are_an_error_also_for_their_shapes():
+    tagger = txl_tf.Tagger(two_inputs_encoder(), LABELS)
+    inputs = {name: np.array([[3, 7, 2]], np.int32) for name in ("tokens", "shapes")}
+    shapes = {name: x.shape for name, x in inputs.items()}
+    with raises_parameter("inputs"):
+        tagger(inputs)
+    with raises_parameter("inputs", shapes):
+        tagger.compute_output_shape(shapes)
+    assert tagger.compute_output_shape({**shapes, "mask": (1, 3)}) == (1, 3, len(LABELS))
+
+
 @keras.saving.register_keras_serializable("tests")
 class Dropped(keras.layers.Layer):
     """A layer that leaves it to Keras to tell its layers whether this is training."""

@@ -151,8 +151,8 @@ def compare(mode, shape, rounds, seconds, peaks, folder):
         peaks: `{dtype: operations per second}`, see `matmul_peak`.
         folder: gets the texts and runs that contestants read.
     """
-    figures = {"preparation": "words_per_second", "startup": "seconds", "first_answer": "seconds"}
-    figure = figures.get(mode, "tokens_per_second")
+    figure_of_mode = {"preparation": "words_per_second", "startup": "seconds", "first_answer": "seconds"}
+    figure = figure_of_mode.get(mode, "tokens_per_second")
     rows = []
     for group in groups_of(mode):
         with contextlib.ExitStack() as stack:

@@ -8,6 +8,7 @@ worker sends 2 (N - 1) / N times their bytes, in 2 (N - 1) messages. If one work
 newest checkpoint: they notice the failure, restart and repeat the steps since then. Failures are random, with the given
 mean time between failures of one worker. Every line is the mean of --runs simulated training runs:
 
+    workers       number of workers
     step          seconds of a step: for the tokens, and for the all-reduce of the gradients
     save every    steps between two checkpoints. Default: the best number, see below
     useful        share of the time for steps that no failure has undone
@@ -15,6 +16,7 @@ mean time between failures of one worker. Every line is the mean of --runs simul
     saving        share of the time to save checkpoints
     starting      share of the time to notice failures and restart
     days          until all tokens are read
+    tokens/s      speed of all workers together, with all losses of time
     failures      number of failures
 
 The best interval is Young's (1974), sqrt(2 * save_seconds * mean time between failures of all workers): with a longer

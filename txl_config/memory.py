@@ -9,11 +9,13 @@ With float32, 4 bytes for each number:
     gradients    2 W: the gradients, and their clipped copies
     optimizer    2 W with Adam, AdamW and LAMB (two moments), W with SGD; W more with a moving average of the weights
     activations  of each layer B (3 T E + 2.5 K H D + 2 T F + 2.75 H T K), and of the softmax 3.5 B T V;
-                 with gelu and swiglu, 6 T F instead of 2 T F
+                 with gelu 5.5 T F, with swiglu 6.5 T F; with label smoothing 4.5 B T V; with cutoffs and without label
+                 smoothing, V is the first cluster and a tenth of the others
     memory       2 L B M E: before and after a step
     runtime      95 MB: graphs and threads of TensorFlow, besides what its import takes
 
-The factors of the activations and the runtime are fitted to ten training runs on a CPU, see docs/performance.md.
+The factors of the activations and the runtime are fitted to ten training runs on a CPU, those of gelu, swiglu
+and label smoothing to five further ones, see docs/performance.md.
 
 Shapes:
     B: rows of a replica      T: tgt_len      M: mem_len      K: M + T      E: d_model      H: n_head      D: d_head
@@ -31,9 +33,10 @@ from txl_config.models import Bin, bins
 FLOAT = 4  # bytes
 # How many arrays of each kind a layer stores for its gradient, fitted to measurements: see docs/performance.md.
 # Shapes: hidden [B, T, E], keys [B, K, H * D], inner [B, T, F], scores [B, H, T, K].
-ARRAYS = {"hidden": 3.0, "keys": 2.5, "inner": 2.0, "scores": 2.75}
-MORE_INNER = {"gelu": 4.0, "swiglu": 4.0}  # arrays "inner" of an activation in addition to those of relu, measured
+ARRAYS = {"hidden": 3.0, "keys": 2.5, "scores": 2.75}
+INNER_ARRAYS = {"relu": 2.0, "gelu": 5.5, "swiglu": 6.5}  # activation -> number of arrays "inner"
 LOGITS = 3.5  # how many arrays of the size of the logits the softmax stores
+SMOOTHED_LOGITS = 4.5  # with label smoothing: also the log-probabilities of all words
 RUNTIME = 95_000_000  # bytes
 MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimizer stores for each weight
 GATED = ("swiglu",)  # activations of feed-forward nets with two kernels before the activation instead of one
@@ -147,7 +150,8 @@ def training_memory(
     all_layers = model.n_layer * one_layer
     if recompute:  # one layer at a time, and the input of every layer
         all_layers = one_layer + model.n_layer * FLOAT * rows * tgt_len * model.d_model
-    logits = LOGITS * FLOAT * rows * tgt_len * _logits_per_token(model)
+    arrays = SMOOTHED_LOGITS if _is_smoothed(model) else LOGITS
+    logits = arrays * FLOAT * rows * tgt_len * _logits_per_token(model)
     return TrainingMemory(
         n_weights=n_weights,
         weights=weights,
@@ -168,17 +172,23 @@ def _layer_activations(model: Any, rows: int, tgt_len: int) -> float:
         "inner": tgt_len * model.d_inner,
         "scores": model.n_head * tgt_len * keys,
     }
-    more_inner = MORE_INNER.get(getattr(model, "activation", "relu"), 0.0)
-    n_numbers = sum(ARRAYS[name] * size for name, size in sizes.items()) + more_inner * sizes["inner"]
-    return FLOAT * rows * n_numbers
+    arrays = {**ARRAYS, "inner": INNER_ARRAYS[getattr(model, "activation", "relu")]}
+    return FLOAT * rows * sum(arrays[name] * size for name, size in sizes.items())
+
+
+def _is_smoothed(model: Any) -> bool:
+    """Whether the loss has label smoothing."""
+    return bool(getattr(model, "label_smoothing", 0))
 
 
 def _logits_per_token(model: Any) -> float:
     """Returns how many logits the softmax computes for a token, on average.
 
     Without clusters, it computes a logit for each word of the vocabulary. With clusters, it computes one for each word
-    of the first cluster, and one for each later cluster. Only tokens of a later cluster need the logits of its words:
-    on average, a tenth of them is assumed.
+    of the first cluster, and one for each later cluster. Without label smoothing, only tokens of a later cluster need
+    the logits of its words: a token is assumed to need a tenth of the logits of all later clusters. With label
+    smoothing, every token needs all of them.
     """
     first, *others = _bins(model)
-    return first.words + len(others) + 0.1 * sum(cluster.words for cluster in others)
+    share = 1.0 if _is_smoothed(model) else 0.1
+    return first.words + len(others) + share * sum(cluster.words for cluster in others)

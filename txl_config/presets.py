@@ -115,7 +115,7 @@ def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int
     Args:
         epoch_steps: number of steps that read the text once.
         epochs: how many times to read it.
-        least, most: bounds of the number before it is rounded. With `least` below 100, the result could be 0.
+        least, most: bounds of the number before it is rounded. If one of them is below 100, the result can be 0.
     """
     return int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
 

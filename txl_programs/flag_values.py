@@ -195,7 +195,8 @@ def optimizer_config(training: RunConfig, instead: Mapping[str, Any]) -> Optimiz
     """Returns the hyper-parameters of the optimizer.
 
     If --warmup_steps is not given, and its default or its value in `instead` is not less than the number of training
-    steps, the warm-up takes a tenth of the steps, and a message says so. For the schedule noam, the value stays.
+    steps, the warm-up takes a tenth of the steps, and a message says so. The schedule noam keeps the value: its warm-up
+    may be longer than the training.
 
     Args:
         training: the settings of the training.
@@ -206,6 +207,6 @@ def optimizer_config(training: RunConfig, instead: Mapping[str, Any]) -> Optimiz
     warmup = arguments["warmup_steps"]
     if warmup >= steps and arguments["schedule"] != "noam" and not FLAGS["warmup_steps"].present:
         arguments["warmup_steps"] = steps // 10
-        message = "The default warmup_steps=%d is not less than train_steps=%d: warmup_steps=%d is used instead."
+        message = "warmup_steps=%d is not less than train_steps=%d: warmup_steps=%d is used instead."
         logging.getLogger("txl_tf").info(message, warmup, steps, steps // 10)
     return OptimizerConfig(**arguments)

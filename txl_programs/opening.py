@@ -40,7 +40,7 @@ def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
 
 
 def load_model(folder: RunFolder, **changes: Any) -> Any:
-    """Returns the model of a run with the weights of the checkpoint that --ckpt_path names, after printing its name.
+    """Prints the name of the checkpoint that --ckpt_path names, and returns the model of a run with its weights.
 
     Args:
         folder: folder of the run.

@@ -90,7 +90,10 @@ def torch_work(shape, make, compiled=False, bfloat16=False):
 
 
 def gpt(shape):
-    """A GPT of nanoGPT's shape: learned positions, layer norm before each part, GELU, tied softmax, no biases."""
+    """A GPT of nanoGPT's shape: learned positions, layer norm before each part, GELU, tied softmax, no biases.
+
+    The heads together are as wide as the model, whatever `shape["d_head"]` is.
+    """
     from torch import nn
     from torch.nn import functional as F
 

@@ -39,7 +39,10 @@ def with_reference(config, entry):
 
 
 def on_files(files, config):
-    """Adds the generated pages to the files of the site. MkDocs calls it."""
+    """Adds the pages outside docs/, the generated pages and the style sheet to the site. Sets `PLACES`.
+
+    MkDocs calls it.
+    """
     root = Path(config.config_file_path).parent
     PLACES.clear()
     PLACES.update({path: uri for uri, path in config.extra["included"].items()})

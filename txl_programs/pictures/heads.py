@@ -40,7 +40,9 @@ def attention_of_text(lm, ids, tgt_len, layer):
 
 
 def terms_of_text(lm, ids, tgt_len, layer, head):
-    """Returns the four terms of a head's scores, and its probabilities, for the last `tgt_len` ids.
+    """Returns the four terms of a head's scores, (a) to (d) of `TERMS`, and its probabilities, for the last ids.
+
+    The terms are scaled, and not masked.
 
     Returns:
         `(terms, probs, n_key)`: float32 `[4, tgt_len, mem_len + tgt_len]` and `[tgt_len, mem_len + tgt_len]`; for

@@ -90,8 +90,9 @@ def run_workers(
                 failure_config=FailureConfig(max_failures=cluster.ray_restarts),
             ),
         )
+        needed = _needed(cluster, ray.available_resources())  # before Ray Train, which takes some of them
         fit = _Thread(trainer.fit)
-        _follow(desk, fit, write, cluster)
+        _follow(desk, fit, write, cluster, needed)
         status, errors, lost = ray.get(desk.result.remote())
         if fit.error and not status:
             last = lost or _why(fit.error)
@@ -205,7 +206,9 @@ class _Thread(threading.Thread):
             self.done.set()
 
 
-def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: TrainingClusterConfig) -> None:
+def _follow(
+    desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: TrainingClusterConfig, needed: tuple[str, bool]
+) -> None:
     """Passes the output of worker 0 to `write` until `fit` ends. Logs restarts, and that workers wait for room.
 
     A signal to this process, or an error of `write`, first ends the workers, and is raised when `fit` has ended. If no
@@ -215,10 +218,11 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
         desk: the actor of the class `Desk`.
         fit: the thread of Ray Train.
         write, cluster: see `run_workers`.
+        needed: from `_needed`.
     """
     import ray
 
-    needed_in_words, is_free = _needed(cluster, ray.available_resources())
+    needed_in_words, is_free = needed
     # Where resources are missing, the line about waiting comes at once.
     log_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_free else 0)
     known_starts = 0
@@ -250,11 +254,14 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
 
 
 def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[str, bool]:
-    """The resources that the workers need, as text, and whether the cluster as a whole has them free.
+    """Returns `(text, is_enough)` about the resources that the fewest workers that may train need, and the free ones.
 
     Args:
-        cluster: the number of workers, and the resources of each.
+        cluster: the numbers of workers, and the resources of each.
         free: `{name of a resource: free amount}`.
+
+    Returns:
+        A text with the needed and the free amounts, and whether the cluster as a whole has enough.
     """
     workers: Any = cluster.ray_min_workers or cluster.ray_workers
     needed = {name: each * workers for name, each in cluster.resources.items()}
@@ -262,7 +269,8 @@ def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[
     amounts, free_amounts = (
         ", ".join(f"{resources.get(name, 0):g} {name}" for name in needed) for resources in (needed, free)
     )
-    return f"{workers} workers, {amounts}: the cluster has {free_amounts} free", enough
+    number = "1 worker" if workers == 1 else f"{workers} workers"
+    return f"{number}, {amounts}: the cluster has {free_amounts} free", enough
 
 
 @contextlib.contextmanager

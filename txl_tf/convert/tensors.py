@@ -90,6 +90,8 @@ class Tensor:
         ):
             values = ", ".join(map(shown, (self.offset, self.shape, self.stride)))
             raise ValueError(f"offset, shape and stride of a tensor are {values}")
+        # With a stride of 0, a tensor repeats numbers. It must not have more than its storage: a small file could
+        # otherwise fill the memory.
         if self.offset + self.extent > numel or self.size > numel:
             raise ValueError(
                 f"a tensor of shape {list(self.shape)} needs {max(self.offset + self.extent, self.size)} numbers of a "

@@ -162,7 +162,8 @@ def _kinds(described: dict[str, Any]) -> set[str]:
 def byte_of_character() -> dict[str, int]:
     """Returns `{character: byte}` of ByteLevel, which writes every byte as a printable character.
 
-    A printable byte is the character of this code. The other bytes are the characters from U+0100 on, in order.
+    A printable byte is written as the character with the same code. The other bytes are written, in order, as the
+    characters from U+0100 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -92,7 +92,7 @@ class TokenFiles:
         return sum(file.n_tokens for file in self.files)
 
     def add(self, ids: np.ndarray) -> None:
-        """Appends ids. If they do not fit into the last file, fills it and begins the next one."""
+        """Appends ids. While they do not fit into the last file, fills it and begins the next one."""
         while self._max_tokens and len(ids) > (room := self._max_tokens - self.files[-1].n_tokens):
             self.files[-1].add(ids[:room])
             self.close()

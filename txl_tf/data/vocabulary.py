@@ -130,7 +130,7 @@ class Vocab:
 
     @property
     def start_id(self) -> int:
-        """The id before the first token of a text: the end of a document, or else of a line; 0 if there is neither."""
+        """The id before the first token of a text: the end of a document; else the last id of a newline; else 0."""
         if self.document is not None:
             return self.ids[self.document]
         newline = newline_ids(self)

@@ -243,8 +243,9 @@ def generate_tokens(
     Args:
         lm: the language model.
         prompt, lengths: int32 `[prompts, n]` and `[prompts]`.
-        uniform: float64 `[room, B, 2]`, from `uniform_draws`.
-        limits, sampling, stops: see `continue_text`. `stops` may have one row for all sequences.
+        uniform: float64 `[room, B, 2]`, from `uniform_draws`. A beam search uses only `room`.
+        limits, stops: see `continue_text`. `stops` may have one row for all sequences.
+        sampling: `Sampling`; has no effect in a beam search.
         number: sequences for each prompt: an int or, without static shapes, a scalar tensor.
         static_shapes: whether the graph is for XLA.
         segment, logits_processor, beam_size: see `generate`.

@@ -108,8 +108,9 @@ class Dropping(Settings):
     def draw_key(self, x: Tensor) -> Tensor:
         """A new key for the rows of `x`, int32 `[3]`: two numbers from the generator, and the index of the first row.
 
-        The index counts the rows of all replicas. If this layer has no generator, the layer that contains it draws the
-        key. In a block of `drawing`, the result is the key of the block.
+        The index counts the rows of all replicas as if each replica had as many as this one. If this layer has no
+        generator, the layer that contains it draws the key. In a block of `drawing`, the result is the key of the
+        block.
         """
         if self._draw != self.draw_key:
             return self._draw(x)

@@ -74,7 +74,8 @@ def _report(mode: Any, model: Any, leaves: Sequence[Any]) -> str:
     """The warning: how much of a model Keras can quantize, and which of its layers keep their weights.
 
     Args:
-        mode, model: of `model.quantize(mode)`.
+        mode: argument of `quantize`.
+        model: the model whose `quantize` was called.
         leaves: the layers whose `quantize` Keras calls.
     """
     weights = {id(weight): weight for layer in leaves if _can_quantize(layer) for weight in layer.weights}
@@ -84,7 +85,7 @@ def _report(mode: Any, model: Any, leaves: Sequence[Any]) -> str:
     ours = [layer for layer in model.layers if isinstance(layer, Unquantized)] or model._flatten_layers()
     kinds = sorted({type(layer).__name__ for layer in ours if isinstance(layer, Unquantized)})
     quantizable_share = f"at most {count:,} of the {total:,} weights of {model.name}, {count / total:.1%}"
-    unchanged = f"The weights of {', '.join(kinds)} do not change: {Unquantized.smaller}"
+    unchanged = f"The weights of {', '.join(kinds)} do not change. For a smaller model: {Unquantized.smaller}"
     return f"quantize({mode!r}) quantizes {quantizable_share}. {unchanged}"
 
 

@@ -299,7 +299,7 @@ class Evaluator:
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
 
     def _by_text(self, nll: float, split: str) -> str:
-        """Bits per byte and per character of a split, as text; if tokens are not characters, also perplexity per word.
+        """Bits per byte and per character of a split, as text; at levels "word" and "subword" also perplexity per word.
 
         These numbers can be compared between different vocabularies. All tokens of the split are assumed to have the
         mean `nll`, even if only some of them were evaluated.

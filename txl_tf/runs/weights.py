@@ -127,7 +127,7 @@ def load_weights(
         checkpoint: prefix of the checkpoint, or its reader.
         leave_out: beginnings of the names of weights that stay as they are.
         extend: whether a weight of the model may be longer in one dimension than in the checkpoint, as with an extended
-            vocabulary. The additional rows keep their values.
+            vocabulary. The rest of the weight keeps its values.
 
     After an error, the weights of the model are as before.
 
@@ -162,7 +162,7 @@ def weights_reader(
     check_fits(reader.path, _without(reader.weight_shapes, leave_out), variables, extend)
 
     def read(name: str) -> np.ndarray:
-        """The array of a weight in the shape that it has in the model, whose additional rows, if any, complete it."""
+        """The array of a weight, in the shape of the model's weight. If this is longer, the rest has current values."""
         array = reader.get(reader.weights[name])
         if array.shape == tuple(variables[name].shape):
             return array

@@ -205,7 +205,7 @@ class LanguageModelSignatures(StoredModel):
         return {"state": self.state.initial(tf.cast(rows, tf.int32))}
 
     def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll `[B, T]` of each of the `labels`, the tokens that follow `tokens`, and the state after `tokens`."""
+        """The `nll`, `[B, T]`, of the `labels`, which are the tokens after `tokens`; and the `state` after `tokens`."""
         labels_have_shape = same_shape("labels", labels, "tokens", tokens)
         known_labels = in_vocabulary("labels", labels, self.lm.network.n_token)
         checks = [*self._checks_of_segment(tokens, state, labels_have_shape), known_labels]

@@ -244,7 +244,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         if self.reads_sentences:
             batch, time, _ = self.network.compute_output_shape(inputs_shape)
         else:
-            batch, time, *_ = inputs_shape["mask"] if isinstance(inputs_shape, dict) else inputs_shape
+            batch, time, *_ = _mask_in(inputs_shape) if isinstance(inputs_shape, dict) else inputs_shape
         return batch, time, len(self.labels)
 
     def emissions(
@@ -263,10 +263,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         if self.reads_sentences:
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
-            if "mask" not in inputs:
-                message = f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}"
-                raise ParameterError("inputs", inputs, "a dictionary with mask, bool [batch, time]", message)
-            return tf.cast(inputs["mask"], tf.bool)
+            return tf.cast(_mask_in(inputs), tf.bool)
         return tf.not_equal(inputs, 0)
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
@@ -552,6 +549,18 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
 class _SavedLabels(list):
     """Labels of a saved model. `_check_labels` does not check them, because earlier versions did not."""
+
+
+def _mask_in(inputs: dict[str, Any]) -> Any:
+    """The mask in the inputs, or in their shapes, of a network that is not a `SentenceNetwork`.
+
+    Raises:
+        ParameterError: there is no mask.
+    """
+    if "mask" not in inputs:
+        message = f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}"
+        raise ParameterError("inputs", inputs, "a dictionary with mask, bool [batch, time]", message)
+    return inputs["mask"]
 
 
 def _described(inputs: Any) -> tuple:

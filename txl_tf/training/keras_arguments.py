@@ -242,6 +242,32 @@ class CompiledMetrics:
         return results
 
 
+def refuse_taken_names(
+    model: keras.Model, library_metrics: Iterable[keras.metrics.Metric], names: Iterable[str]
+) -> None:
+    """Raises ParameterError if a user's metric has one of `names`, of logs that the library reports.
+
+    A user's metrics are attributes of the model and of its layers. If the user has overridden `metrics`, that property
+    decides what is reported, and there is no error.
+
+    Args:
+        model: the model.
+        library_metrics: the metrics of the library among the attributes.
+        names: names of the logs.
+    """
+    if is_overridden(model, "metrics"):
+        return
+    library_ids = {id(metric) for metric in (model._loss_tracker, *library_metrics)}
+    keras_metrics: Any = keras.Model.metrics  # the models of this library have a property of their own
+    for metric in keras_metrics.fget(model):
+        if metric.name in names and id(metric) not in library_ids:
+            allowed = f"other names than {', '.join(names)}"
+            message = (
+                f"metrics must have {allowed}, which the model reports itself; found {metric.name} as an attribute"
+            )
+            raise ParameterError("metrics", metric.name, allowed, message)
+
+
 def names_of(metric: keras.metrics.Metric) -> list[str]:
     """The names of a metric in the logs."""
     result = metric.result()

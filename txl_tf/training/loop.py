@@ -167,7 +167,8 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
     def without_other_logs(logs, mems, totals):
         """Returns the results of a step. Raises ParameterError if it has logs that are not in `log_names`.
 
-        The loop of several steps cannot return them: the values before its first step must have the same names.
+        A loop in a graph must start with values of the same names as its results. The names of other logs are known
+        only after a step.
         """
         extra_names = sorted(logs.keys() - {*log_names})
         if extra_names:

@@ -51,6 +51,7 @@ from txl_tf.training.keras_arguments import (
     is_overridden,
     refuse,
     refuse_hooks,
+    refuse_taken_names,
 )
 from txl_tf.training.loop import LoopState, make_loop
 from txl_tf.training.segment_step import SegmentStep
@@ -180,6 +181,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         refuse_hooks(self, unused)
         check_steps_take(self, "train_step", "test_step")
 
+    def _check_metric_names(self) -> None:
+        """Raises ParameterError if a user's metric has the name of a log: it would not be reported."""
+        refuse_taken_names(self, (), self._log_names())
+
     def fit(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
         """Trains on batches of consecutive segments, and carries the memory from batch to batch.
 
@@ -210,8 +215,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             model are reported, too.
 
         Raises:
-            ParameterError: `x` is not such a dataset, its segments are shuffled, an argument cannot be used, or another
-                thread runs `fit`.
+            ParameterError: `x` is not such a dataset, its segments are shuffled, an argument cannot be used, a metric
+                of yours has the name of a log, or another thread runs `fit`.
             tf.errors.InvalidArgumentError: an id is outside the vocabulary, a weight is negative or not finite, labels
                 have another shape than their tokens, or a batch has another number of rows than the first or, where
                 that is allowed, one that the replicas and parts do not divide.
@@ -268,6 +273,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         x = kwargs.pop("x", None)
         return_dict = kwargs.pop("return_dict", False)
         self._check_hooks()
+        self._check_metric_names()
         given, prepared = self._validation
         if x is given and prepared is not None:  # `fit` calls this method, and has prepared the dataset
             batches: Any = dataclasses.replace(prepared)  # a copy, which counts its own batches
@@ -363,7 +369,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         """The user's metrics: attributes of the model and of its layers, or the result of an overridden `metrics`."""
         if is_overridden(self, "metrics"):
             return self.metrics
-        return [metric for metric in self.metrics if metric.name not in self._log_names()]  # Keras has a "loss"
+        # `metrics` also contains Keras's own metric "loss", whose name is among the logs.
+        return [metric for metric in self.metrics if metric.name not in self._log_names()]
 
     def results_of_user_metrics(self) -> dict[str, Any]:
         """`{name: result}` of `user_metrics`."""
@@ -382,13 +389,14 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     def _ready_to_train(self, method: str) -> None:
         """Builds the optimizer. Raises ParameterError if `method` cannot train the model.
 
-        It cannot without an optimizer, with weights of a dtype that loses small updates, or if a user has overridden a
-        hook that it would not use.
+        It cannot without an optimizer, with weights of a dtype that loses small updates, if a user has overridden a
+        hook that it would not use, or if a user's metric has the name of a log.
         """
         if self.optimizer is None:
             message = f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)"
             raise ParameterError("optimizer", None, "given to compile", message)
         self._check_hooks()
+        self._check_metric_names()
         self.check_weights()
         self.build_optimizer()
 

@@ -30,6 +30,7 @@ from txl_tf.training.keras_arguments import (
     names_of,
     refuse,
     refuse_hooks,
+    refuse_taken_names,
     takes_name,
 )
 from txl_tf.training.trained_model import Turns, apply_gradients, as_numbers, results_of
@@ -168,7 +169,8 @@ class Resumable(AmongWorkers):
         Raises:
             ParameterError: `y` is missing, weights have another shape than labels or rows, both `sample_weight` and
                 `class_weight` are given, `steps_per_execution` does not divide `steps_per_epoch` or (without several
-                workers) `validation_steps`, unless this is the number of batches, or another thread runs `fit`.
+                workers) `validation_steps`, unless this is the number of batches, a metric of yours has the
+                name of one of the model's, or another thread runs `fit`.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         self.build_optimizer()
@@ -258,10 +260,14 @@ class Resumable(AmongWorkers):
     def _turn(self, method: str) -> Iterator[None]:
         """Waits until no other thread uses the metrics, and checks the overridden methods. Then runs the block alone.
 
-        Raises ParameterError if another thread runs `fit`, or if a hook is overridden that Keras does not call.
+        Raises ParameterError if another thread runs `fit`, if a hook is overridden that Keras does not call, or if a
+        user's metric has the name of one of the library's.
         """
         with self._turns(method):
             refuse_hooks(self, _HOOKS_REFUSED)
+            library_metrics = self._library_metrics
+            names = dict.fromkeys(metric.name for metric in (*library_metrics, self.grad_norm))
+            refuse_taken_names(self, (*library_metrics, self.grad_norm), names)
             self._was_reset = False
             yield
 
@@ -363,10 +369,15 @@ class Resumable(AmongWorkers):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The model's own metrics, those of `compile`, and then those that are attributes of the model."""
-        has_norm = hasattr(self.inner_optimizer, "gradient_norm")
-        library_metrics = [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
+        library_metrics = self._library_metrics
         names = {metric.name for metric in (*library_metrics, self.grad_norm)}  # Keras has a "loss" of its own
         return [*library_metrics, *(metric for metric in super().metrics if metric.name not in names)]
+
+    @property
+    def _library_metrics(self) -> list[keras.metrics.Metric]:
+        """The model's own metrics, `grad_norm` if the optimizer reports it, and the metrics of `compile`."""
+        has_norm = hasattr(self.inner_optimizer, "gradient_norm")
+        return [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
 
     @property
     def n_classes(self) -> int:

@@ -69,6 +69,7 @@ class SingleBatches:
         """
         self.check_compiled("test_on_batch")
         self._check_hooks()
+        self._check_metric_names()
         names = tuple(self.metrics_names)
         turns = self._turns["training" if self.user_metrics else "test_on_batch"]  # `fit` updates these metrics, too
         with turns("test_on_batch"):

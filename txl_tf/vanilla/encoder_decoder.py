@@ -104,7 +104,8 @@ def attention_of(
 ) -> tuple[Tensor, Tensor]:
     """Calls `MultiHeadAttention.attention`. If a user has replaced the call of `mha`, calls `mha` itself instead.
 
-    `visible` and the weights are `[H, B, queries, keys]`. A user's call gets and returns `[B, H, queries, keys]`.
+    `visible` has four dimensions and broadcasts to `[H, B, queries, keys]`, the shape of the weights. A user's call
+    gets a mask that broadcasts to `[B, H, queries, keys]`, and returns weights of this shape.
 
     Raises:
         ParameterError: the user's call does not return a tuple.

@@ -107,7 +107,7 @@ def seen_of_masks(
         look_ahead_mask: see `DecoderLayer`. If it is bool, it is true where a key is seen; `forbidden` is the reverse.
 
     Returns:
-        bool that broadcasts to `[H, B, T, K]`, or `None` without masks.
+        bool with four dimensions that broadcasts to `[H, B, T, K]`, or `None` without masks.
     """
     queries = sizes["queries"]
     keys = sizes["keys"]
@@ -131,7 +131,7 @@ def seen_of_masks(
     if query_mask is not None:
         parts.append(seen_elements("query_mask", query_mask, sizes, "queries"))
     if use_causal_mask:
-        parts.append(tf.range(queries)[:, None] >= tf.range(keys))
+        parts.append((tf.range(queries)[:, None] >= tf.range(keys))[None, None])
     return functools.reduce(tf.logical_and, parts) if parts else None
 
 

@@ -390,7 +390,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             sample_weight: `[batch]` or `[batch, target]`, weights of the sums; `None` for 1.
 
         Returns:
-            `(nll, smoothed, right, tokens)`, scalars: the nll; the nll with label smoothing, which training minimises;
+            `(nll, smoothed, right, weight)`, scalars: the nll; the nll with label smoothing, which training minimises;
             the number of right predictions; and the number of labels. With weights, the labels count by their weights.
         """
         logits = tf.reshape(logits, [-1, self.target_vocab_size])
@@ -449,9 +449,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             logits = self(inputs, training=True, dropout_key=key)
             sums = self.sums_of(logits, labels, weights)
             own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
-            _, smoothed, _, tokens = sums
-            mean = tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
-            loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
+            share = self._share_of_mean(sums)
+            loss = self.optimizer.scale_loss(self.with_penalties(share) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
         logs = {**self._logs(sums, own_loss), **update_logs, **self._measure(labels, logits, weights)}
         return self.reported(logs, inputs, labels, logits, weights, training=True)
@@ -471,8 +470,12 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
-        _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
-        return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
+        return self._share_of_mean(self.sums_of(y_pred, y, sample_weight))
+
+    def _share_of_mean(self, sums: tuple[Tensor, ...]) -> Tensor:
+        """This replica's share of the mean loss of the batch, from its `sums_of`."""
+        _, smoothed, _, weight = sums
+        return tf.math.divide_no_nan(smoothed, self.over_replicas(weight))
 
     def _logs(self, sums: Any, own_loss: Any) -> dict[str, Any]:
         """Updates loss and accuracy with `sums_of` a batch, and returns them as logs, see `log_means`."""

@@ -119,7 +119,7 @@ def description(pkg, field):
 
 
 def allowed(pkg, check):
-    """What a check of `txl_config.checks` demands: words that follow "must".
+    """What the check of a hyper-parameter demands: words that follow "must".
 
     Args:
         pkg: a package of the project.

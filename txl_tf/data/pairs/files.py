@@ -49,10 +49,10 @@ class SideText:
 def sides_of(
     pairs: Sequence[Sequence[str]], names: Sequence[str], numbers: Iterable[int] | None = None
 ) -> tuple[SideText, SideText]:
-    """Returns sources and targets of pairs `(source, target)`, lines without newlines.
+    """Returns the sources and the targets of pairs. Each line of the results ends with a newline.
 
     Args:
-        pairs: the pairs.
+        pairs: `(source, target)`, lines without newlines.
         names: names of the file of the sources and of the file of the targets, for messages.
         numbers: line numbers of the pairs; by default they are counted from 1.
     """

@@ -346,8 +346,9 @@ class _Table:
     def check_first_column(self, sentences: Iterable[TaggedSentence]) -> None:
         """Raises ParameterError if the first column, the default for tokens, seems to have names of documents.
 
-        That is: lines have at least three columns, at least two sentences have several tokens, and in each of these
-        sentences all lines have the same first column.
+        That is: `token_column` is not given, the first column does not number the tokens, lines have at least three
+        columns, at least two sentences have several tokens, and in each of these sentences all lines have the same
+        first column.
         """
         if self.columns.token_column or self.numbered or min(self.widths) < 3:
             return

@@ -4,7 +4,8 @@
 list(words_of("words.txt"))     # [(1, "长江"), (2, "New␣York"), ...]: the number of the line and the word
 ```
 
-The first 10,000 lines together decide where the word of each line of the file ends:
+The first 10,000 lines together decide where the word of each line of the file ends. Lines with a single field do not
+count:
 
 | lines | the word |
 |---|---|

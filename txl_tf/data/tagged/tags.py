@@ -127,11 +127,14 @@ def entity_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray
 
 
 def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
-    """Returns the entities that the tags of a sentence mark, in order, whatever their scheme.
+    """Returns the entities that the tags of a sentence mark, in order.
 
     Args:
         tags: tags of the tokens of a sentence.
-        scheme: with "none", each token is an entity. Any other value has no effect.
+        scheme: with "none", each token is an entity. Otherwise, the tags themselves show their scheme.
+
+    Raises:
+        ParameterError: a text is not a tag.
     """
     if scheme == NONE:
         return [Span(tag, i, i + 1) for i, tag in enumerate(tags)]

@@ -285,8 +285,8 @@ def read_texts(
         advice: what to do with a text that is not UTF-8, for the error.
 
     Raises:
-        ParameterError: a text is empty or is not UTF-8, a line is not JSON or has no such field, an archive is damaged.
-            Names file and line.
+        ParameterError: a text is empty or is not UTF-8, a line is not JSON or has no such field, a JSON array or an
+            archive is damaged. Names file and line.
         FileNotFoundError: a file does not exist.
     """
     field = text_field or TEXT_FIELD
@@ -300,14 +300,23 @@ def read_texts(
             kind, stream = (_Kind.TEXT, stream) if raw_text else _kind_and_stream(stream)
             if kind is _Kind.JSON_ARRAY:
                 yield from texts_of_rows(_json_array(stream), level, field, **options)
-            elif kind is _Kind.JSON_LINES or text_field is not None or _is_json_lines(stream.name, raw_text):
+            elif (
+                kind is _Kind.JSON_LINES
+                or _is_json_lines(stream.name, raw_text)
+                # The lines of a damaged array are no rows: `skipped` would leave out all of them.
+                or (text_field is not None and kind is not _Kind.OTHER_LIST)
+            ):
                 yield from texts_of_rows(_json_lines(stream, raw_text, skipped), level, field, **options)
-            elif kind is _Kind.OTHER_JSON and inputs.has_ending(stream.name, ".json", ".json.gz"):
+            elif text_field is not None or (
+                kind in _KINDS_OF_OTHER_JSON and inputs.has_ending(stream.name, ".json", ".json.gz")
+            ):
                 allowed = "a JSON object in every line, or one array of objects or texts"
                 message = (
                     f"{stream.name} must have a JSON object in every line, or be one array of objects or texts: "
-                    "`jq -c .` writes one object per line; raw_text reads the file as plain text"
+                    "`jq -c .` writes one object per line"
                 )
+                if text_field is None:
+                    message += "; raw_text reads the file as plain text"
                 raise ParameterError(stream.name, None, allowed, message)
             else:
                 pieces = pieces_of(stream.blocks, stream.name, level, stream.first_byte, raw_text, advice)
@@ -427,10 +436,12 @@ class _Kind(enum.Enum):
     TEXT = "plain text"
     JSON_LINES = "an object in every line"
     JSON_ARRAY = "one array of objects or strings"
-    OTHER_JSON = "begins as JSON, but is neither"
+    OTHER_LIST = "begins as a list, but is neither"
+    OTHER_JSON = "begins as JSON, but is none of these"
 
 
 _KINDS_OF_DOCUMENTS = (_Kind.JSON_LINES, _Kind.JSON_ARRAY)
+_KINDS_OF_OTHER_JSON = (_Kind.OTHER_LIST, _Kind.OTHER_JSON)
 
 
 def _kind_and_stream(stream: _Stream) -> tuple[_Kind, _Stream]:
@@ -451,26 +462,32 @@ def _kind_and_stream(stream: _Stream) -> tuple[_Kind, _Stream]:
 def _kind_of(data: bytes, whole: bool) -> _Kind | None:
     """Returns the kind of a text file that begins with `data`; `None` if more data is needed to decide.
 
-    A file is JSON lines if its first line, and most of its first 20 lines that are not empty, are objects. `whole` is
-    true if `data` is the whole file.
+    A file is JSON lines if its first line, and most of its first 20 lines that are not empty, are objects. A file that
+    begins with "[" and is not a JSON array is `OTHER_LIST`, unless most of the lines after the first are objects.
+    `whole` is true if `data` is the whole file.
     """
     data = data.removeprefix(codecs.BOM_UTF8).lstrip()
     if not data.startswith((b"{", b"[")):
         return _Kind.TEXT if data or whole else None
-    if data.startswith(b"["):
-        return _kind_of_list(data.decode("utf-8", "ignore"), whole)
+    is_list = data.startswith(b"[")
+    if is_list:
+        kind = _kind_of_list(data.decode("utf-8", "ignore"), whole)
+        if kind is not _Kind.OTHER_LIST:
+            return kind
     lines = data.splitlines(keepends=True)
     lines = lines if whole or lines[-1].endswith((b"\n", b"\r")) else lines[:-1]
-    if not lines:
+    if not lines or (is_list and not whole and len(lines) < _LOOK_AT):
         return None
     are_objects = [isinstance(_json_or_none(line), dict) for line in lines[: 2 * _LOOK_AT] if line.strip()][:_LOOK_AT]
+    if is_list:
+        return _Kind.OTHER_JSON if 2 * sum(are_objects) > len(are_objects) - 1 else _Kind.OTHER_LIST
     return _Kind.JSON_LINES if are_objects[0] and 2 * sum(are_objects) > len(are_objects) else _Kind.OTHER_JSON
 
 
 def _kind_of_list(text: str, whole: bool) -> _Kind | None:
     """Returns the kind of a text that begins with "[": `JSON_ARRAY` if its first 20 elements are objects or strings.
 
-    Otherwise, it is `OTHER_JSON`, also if the list is empty. Returns `None` if more of the text is needed to decide.
+    Otherwise, it is `OTHER_LIST`, also if the list is empty. Returns `None` if more of the text is needed to decide.
     `whole` is true if `text` is the whole text.
     """
     position = 1
@@ -478,16 +495,16 @@ def _kind_of_list(text: str, whole: bool) -> _Kind | None:
     for _ in range(_LOOK_AT):
         position = _after_space(text, position)
         if text[position : position + 1] not in ("{", '"', ""):
-            return _Kind.OTHER_JSON
+            return _Kind.OTHER_LIST
         try:
             _, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
-            return _Kind.OTHER_JSON if whole or len(text) > position + _MOST_TO_LOOK_AT else None
+            return _Kind.OTHER_LIST if whole or len(text) > position + _MOST_TO_LOOK_AT else None
         position = _after_space(text, position)
         if text[position : position + 1] != ",":
             if text[position : position + 1] == "]" and not text[position + 1 :].strip():
                 return _Kind.JSON_ARRAY
-            return _Kind.OTHER_JSON if text[position:] or whole else None
+            return _Kind.OTHER_LIST if text[position:] or whole else None
         position += 1
     return _Kind.JSON_ARRAY
 
