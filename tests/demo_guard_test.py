@@ -171,6 +171,7 @@ def test_other_routes_are_not_there(client, method, path):
 
 @pytest.mark.parametrize("body, status", [
     (b"", 422), (b"{", 422), (b"[]", 422), (b"3", 422), (b'"' * 9, 422), (b'{"data": "\\u00', 422), (b"\xff\xfe", 422),
+    (json.dumps(request()).encode("utf-16"), 422),
     (b"[" * 900, 422), (b"[" * 5000, 413), (b'"",' * 5000, 413),
     *((json.dumps(request(**some)).encode(), 422) for some in (
         {"data": None}, {"data": ["x"]}, {"data": ["x", 1, 2]}, {"data": {"a": 1}}, {"fn_index": 999}, {"fn_index": -1},
@@ -236,6 +237,11 @@ def test_values_are_counted_before_they_are_made(guard):
         guard.parsed(body)
     assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
     tracemalloc.stop()
+    hidden = '{"data":["Ģ",' + "[]," * 50_000 + '[]],"fn_index":0}'  # a byte of Ģ in UTF-16 is that of a quote
+    for encoding in ("utf-16", "utf-16-le", "utf-32"):
+        with pytest.raises(guard.Refused) as refused:
+            guard.parsed(hidden.encode(encoding))
+        assert refused.value.status in (413, 422)
     text = '[{,\\"' * 60_000
     assert guard.parsed(json.dumps({"data": [text]}).encode()) == {"data": [text]}
 
