@@ -291,6 +291,45 @@ def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, monkeypatch
         decoder.close()
 
 
+def test_a_cancelled_text_gets_no_error(served, monkeypatch):
+    decoder = Decoder(served.lm)
+    error = ValueError("the graph fails")
+    submitted = threading.Event()
+    cancelled, client = Client(), Client()
+    jobs = [Job(np.array([1]), 64, cancelled), Job(np.array([1]), 64, client)]
+    try:
+        decoder.submit(Job(np.array([1]), 1, lambda piece: submitted.wait(60)))  # so that both texts join together
+        for job in jobs:
+            decoder.submit(job)
+
+        def write(*_):
+            jobs[0].cancelled = True
+            raise error
+
+        monkeypatch.setattr(decoder, "_write", write)
+        submitted.set()
+        assert client.ended.wait(60) and client.pieces[-1] == Piece([], done=True, error=error)
+        assert not any(piece.done for piece in cancelled.pieces) and all(job.cancelled for job in jobs)
+    finally:
+        submitted.set()
+        decoder.close()
+
+
+def test_an_error_after_the_end_of_a_choice_does_not_end_the_request(served):
+    """As when a stop string has ended the choice, but the decoder has not yet read that it is cancelled."""
+    ids = served.vocab.encode("b.b").tolist()
+
+    class Stopping:
+        def submit(self, job):
+            job.deliver(Piece(ids))
+            job.deliver(Piece([], done=True, error=ValueError("the graph fails")))
+
+    completions = Completions("lm", served.vocab, Stopping(), Bounds(64, 64, 8))
+    options = completions.checked({"prompt": "a", "max_tokens": 20, "n": 2, "stop": "."})
+    choices = asyncio.run(completions.answer(options))["choices"]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("b", "stop")] * 2
+
+
 def test_a_closed_decoder_takes_no_job(served):
     decoder = Decoder(served.lm)
     decoder.close()

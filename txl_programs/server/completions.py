@@ -430,11 +430,11 @@ class Completions:
             n_running = sum(job is not None for job in jobs)
             while n_running:
                 index, piece = await pieces.get()
+                choice = choices[index]
+                if choice.finish_reason is not None:  # a piece that was delivered before its job was cancelled
+                    continue
                 if piece.error is not None:
                     raise piece.error
-                choice = choices[index]
-                if choice.finish_reason is not None:  # a piece that was computed before its job was cancelled
-                    continue
                 choice.add(piece)
                 if choice.finish_reason is not None:
                     n_running -= 1

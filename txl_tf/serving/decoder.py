@@ -95,7 +95,7 @@ class Job:
 
     Attributes:
         cancelled: set it to True, in any thread, to end the text before its last token. The decoder then delivers no
-            further piece. The decoder itself sets it after the last token.
+            further piece. The decoder itself sets it after the last piece.
         written: number of tokens that have been generated.
     """
 
@@ -199,10 +199,12 @@ class Decoder:
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Ends all texts in the batch, and delivers the error to each job."""
+        """Ends all texts in the batch, and delivers the error to each job that has neither ended nor been cancelled."""
         jobs, self._jobs, self._text = self._jobs, [], None
         for job in jobs:
-            _deliver(job, Piece([], done=True, error=error))
+            if not job.cancelled:
+                _deliver(job, Piece([], done=True, error=error))
+            job.cancelled = True
 
     def _admit(self) -> None:
         """Lets waiting jobs join the batch, and reads their prompts. Waits for a job if the batch is empty."""
