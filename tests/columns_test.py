@@ -94,7 +94,7 @@ def test_what_may_be_a_comment_or_a_token_is_asked_for(tmp_path):
 
 
 def test_json_too_deep_to_read_is_an_error_of_the_file(tmp_path):
-    with raises_parameter("path", "[" * 100_000):
+    with raises_parameter(f"{tmp_path}/file, line 1", "[" * 100_000):
         read(tmp_path, "[" * 100_000 + "\n")
 
 
@@ -119,6 +119,11 @@ def test_columns_that_are_not_there_are_named(tmp_path, name, column):
     with pytest.raises(ParameterError) as caught:
         read(tmp_path, "EU NNP I-NP I-ORG\n", **{name: column})
     assert (caught.value.name, caught.value.value) == (name, column) and mentions(str(caught.value), "file", 1)
+
+
+def test_a_line_with_a_single_column_is_named(tmp_path):
+    with raises_parameter(f"{tmp_path}/file, line 2", "b"):
+        read(tmp_path, "a O\nb\n")
 
 
 @pytest.mark.parametrize("name", ["token_column", "tag_column"])

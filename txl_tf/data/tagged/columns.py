@@ -323,18 +323,20 @@ class _Table:
         self._checked_tags.add(tag)
 
     def _indices_in(self, row: list[str], line: Line) -> tuple[int, int]:
-        """Returns the indices of token and tag in a row. Raises ParameterError if one is missing, or both are equal."""
+        """Returns the indices of token and tag in a row, and stores them in `_indices`.
+
+        Raises:
+            ParameterError: one of them is missing, or both are equal.
+        """
         if len(row) < 2:
-            must = "a token and a tag, separated by a space or a tab"
-            message = f"{self.path}, line {line[0]} must have {must}, got {brief(line[1])}"
-            raise ParameterError("path", line[1], must, message)
+            raise self.error(line, "must have a token and a tag, separated by a space or a tab")
         where = f"{self.path}, line {line[0]}, which has {len(row)} columns"
         indices = []
         for name, column in (("token_column", self.token_column), ("tag_column", self.tag_column)):
             index = place_of(row, column)
             if index is None:
                 message = f"{name} must be a column of {where}, got {column}"
-                raise ParameterError(name, column, f"a column of {len(row)}", message)
+                raise ParameterError(name, column, f"a column from 1 to {len(row)}, or from {-len(row)} to -1", message)
             indices.append(index)
         token, tag = indices
         if token == tag:
