@@ -145,6 +145,28 @@ def test_a_loop_counts_as_often_as_it_runs():
         assert two > one and abs((three - two) / (two - one) - 1) < 0.35
 
 
+def test_loops_within_conditionals_and_loops_count_as_often_as_they_run():
+    """By the compiler of CPUs, in place of a TPU's: a product of 8 x 8 matrices has 1,024 operations."""
+    jax = pytest.importorskip("jax", reason="there is no jax: pip install -e .[tpu-check] brings it")
+    x = np.ones([8, 8], np.float32)
+
+    def flops(function):
+        (module,) = jax.jit(function).lower(x).compile().runtime_executable().hlo_modules()
+        return compile_for_tpu.cost_of(module, jax.local_devices()[0].client, n_layer=1)["flops"]
+
+    def five(x):
+        return jax.lax.fori_loop(0, 5, lambda i, y: y @ (x + y), x)
+
+    def of_conditional(x):
+        return jax.lax.cond(x[0, 0] > 0, five, lambda x: 2 * x, x)
+
+    def of_loop(x):
+        return jax.lax.fori_loop(0, 3, lambda i, y: five(y), x)
+
+    for function, products in ((five, 5), (of_conditional, 5), (of_loop, 15)):
+        assert products * 1024 <= flops(function) < 1.25 * products * 1024
+
+
 @pytest.mark.slow
 @needs_compiler
 def test_what_does_not_fit_has_status_1():

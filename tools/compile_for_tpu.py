@@ -173,8 +173,11 @@ def cost_of(module, client, n_layer):
     whole = hlo_pb2.HloModuleProto.FromString(module.as_serialized_hlo_module_proto())
     computations = {computation.id: computation for computation in whole.computations}
 
-    def once(computation):
-        """The cost by XLA's own analysis of a computation and of those that it calls."""
+    def cost_with_loops_once(computation):
+        """The cost of a computation and of those that it calls, by XLA's own analysis.
+
+        It counts the body of each loop once, and of a conditional the branch that costs most.
+        """
         alone = hlo_pb2.HloModuleProto(name=whole.name, id=whole.id, entry_computation_id=computation.id)
         alone.entry_computation_name = computation.name
         alone.host_program_shape.CopyFrom(computation.program_shape)
@@ -191,16 +194,22 @@ def cost_of(module, client, n_layer):
         return {name: analysis.get(name, 0.0) for name in ("flops", "bytes accessed")}
 
     def all_times(computation):
-        """The cost of a computation, with the body of each loop as often as it runs."""
-        total = once(computation)
-        for loop in computation.instructions:
-            if loop.opcode == "while":
-                body, condition = (computations[i] for i in loop.called_computation_ids)
+        """The cost of a computation and of those that it calls, with the body of each loop as often as it runs."""
+        total = cost_with_loops_once(computation)
+        for instruction in computation.instructions:
+            if instruction.opcode not in ("while", "conditional", "call", "async-start"):
+                continue  # the others call no computation with a loop
+            called = [computations[i] for i in instruction.called_computation_ids]
+            n = 1
+            if instruction.opcode == "while":
+                body, condition = called
                 limits = [i.literal.s32s[0] for i in condition.instructions if i.literal.s32s]
                 n = limits[0] if limits else n_layer
-                counted = once(body)  # `total` already contains the body once
-                cost = all_times(body)
-                total = {name: total[name] + n * cost[name] - counted[name] for name in total}
+                called = [body]
+            counted = [cost_with_loops_once(one) for one in called]  # `total` already contains them
+            costs = [all_times(one) for one in called]
+            for name in total:
+                total[name] += n * max(cost[name] for cost in costs) - max(cost[name] for cost in counted)
         return total
 
     return all_times(computations[whole.entry_computation_id])
