@@ -282,6 +282,13 @@ def test_every_token_is_scored_given_c_c_plus_step_and_so_on_tokens_alone(plot, 
     np.testing.assert_allclose(nll, expected, rtol=1e-4)
 
 
+def test_the_shortest_text_for_contexts(plot, small_lm):
+    lm = small_lm(mem_len=12)
+    assert plot.nll_by_context(lm, np.zeros(21, np.int32), step=4, n_context=3).shape == (3, 4)
+    with raises_parameter("text", 20, limit="21"):
+        plot.nll_by_context(lm, np.zeros(20, np.int32), step=4, n_context=3)
+
+
 def test_relative_gains_are_the_paper_s_formula(plot):
     rng = np.random.default_rng(0)
     nll = rng.gamma(1.0, 2.0, [2, 3, 10])

@@ -48,10 +48,10 @@ def nll_of_windows(lm, windows, segment, empty_memory=False):
 def nll_by_context(lm, ids, step, n_context):
     """Returns the nll of the same tokens with contexts of several lengths.
 
-    A window of `step * n_context` tokens starts at every `step`-th token. So a token lies in `n_context` windows. In
-    the window that starts last, it is predicted from c tokens, where c is 1 to `step`; in the others from c + step,
-    c + 2 * step, ... The memory is empty at the beginning of a window, so the model sees nothing else. A segment has
-    `step` tokens, so that a longer context never means fewer keys.
+    A window that predicts `step * n_context` tokens starts at every `step`-th token. So a token is predicted in
+    `n_context` windows. In the window that starts last, it is predicted from c tokens, where c is 1 to `step`; in the
+    others from c + step, c + 2 * step, ... The memory is empty at the beginning of a window, so the model sees nothing
+    else. A segment has `step` tokens, so that a longer context never means fewer keys in segment and memory.
 
     Args:
         lm: `TransformerXLLM`.
@@ -67,10 +67,11 @@ def nll_by_context(lm, ids, step, n_context):
         ParameterError: the text is too short.
     """
     length = step * n_context
+    least = 2 * length - step + 1
     starts = np.arange(0, len(ids) - length, step)
     if len(starts) < n_context:
-        message = f"the text must have at least {2 * length} tokens for contexts of up to {length}, got {len(ids)}"
-        raise ParameterError("text", len(ids), f"at least {2 * length} tokens", message)
+        message = f"the text must have at least {least} tokens for contexts of up to {length}, got {len(ids)}"
+        raise ParameterError("text", len(ids), f"at least {least} tokens", message)
     windows = ids[starts[:, None] + np.arange(length + 1)]
     nll = nll_of_windows(lm, windows, step, empty_memory=True)
     nll = nll.astype(np.float64).reshape(len(starts), n_context, step)
