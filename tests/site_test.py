@@ -88,6 +88,23 @@ def test_names_in_running_text_lead_to_the_reference():
     assert links.names_linked(f"<p>{name}</p>{left_alone}", {"rel_shift": "r#s"}) == f"<p>{code}</p>{left_alone}"
 
 
+def test_a_name_leads_to_the_public_function_and_to_no_class_with_a_double():
+    pytest.importorskip("griffe", reason='needs the extra docs: pip install -e ".[docs]"')
+    from pages import reference
+
+    public = ["a.layers.Pairs", "a.layers.rel_shift", "a.layers.Tagger"]
+    private = {"b": ["a.b.Pairs", "a.b.rel_shift", "a.b.one_name"], "c": ["a.c.one_name", "a.c.OneClass"]}
+    found = reference.names_in_code({"p.md": (None, public, {}), "i.md": (None, [], private)})
+    short = {name: place for name, place in found.items() if "." not in name}
+    assert short == {
+        "rel_shift": ("p.md", "a.layers.rel_shift"),
+        "Tagger": ("p.md", "a.layers.Tagger"),
+        "OneClass": ("i.md", "a.c.OneClass"),
+    }
+    assert {found[path] for path in public} == {("p.md", path) for path in public}
+    assert found["a.b.Pairs"] == ("i.md", "a.b.Pairs")
+
+
 def test_the_command_of_a_picture():
     block = "```bash\npython a.py --kind=b \\\n  --output=c.png\npython d.py --output=e.png\n```"
     assert gallery.command_of("c.png", [block]) == "python a.py --kind=b --output=c.png"

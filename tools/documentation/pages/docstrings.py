@@ -123,8 +123,8 @@ def allowed(pkg, check):
 
     Args:
         pkg: a package of the project.
-        check: expression of a function, whose docstring contains these words; of a constant that is a check; or of a
-            call that makes a check.
+        check: expression: the name of a function whose docstring contains these words, the name of a constant, or a
+            call such as `at_least(1)`.
     """
     if isinstance(check, griffe.ExprName):
         item = in_package(pkg, check.canonical_path)

@@ -197,7 +197,8 @@ def names_in_code(pages):
     """The names that become links, `{name in code: (page, anchor)}`: full paths, and last parts with only one meaning.
 
     For example, `dropout` is not among them, because it is an argument more often than the function, and `History` may
-    be Keras's.
+    be Keras's. A last part that several objects share leads to the public one. But the name of a class must be its
+    own: another class of this name is something else, while functions of one name compute the same.
     """
     paths = [
         (path, uri) for uri, (_, _, other_names) in pages.items() for paths in other_names.values() for path in paths
@@ -206,12 +207,15 @@ def names_in_code(pages):
     by_last_part = {}
     for path, uri in paths:
         last = path.rpartition(".")[2]
-        # If two objects have one name, it links to neither.
+        # If two objects that are not public have one name, it links to neither.
         by_last_part[last] = None if last in by_last_part else (uri, path)
     # Of the names that are not public, only names with an underscore or in camel case are surely no ordinary words.
     short = {name: place for name, place in by_last_part.items() if place and re.search(r"_|[A-Z].*[a-z].*[A-Z]", name)}
     public_names = {name.rpartition(".")[2]: (uri, name) for name, uri in names}
     short |= {name: place for name, place in public_names.items() if "_" in name or name != name.lower()}
+    for name in public_names.keys() & by_last_part.keys():
+        if name[0].isupper():
+            short.pop(name, None)
     return short | {name: (uri, name) for name, uri in paths + names}
 
 
