@@ -129,8 +129,10 @@ class _NewFile:
     def __init__(self, path: str, temporary: str):
         self._path = path
         self._file = tf.io.gfile.GFile(temporary, "w")
-        with _reader_of(temporary):
-            self.write("")  # the first write opens the file: here, while `_reader_of` keeps a pipe open
+        with _waiting_for_reader(temporary):
+            # The first write opens the file. In this block, a named pipe has a reader, without which opening it would
+            # block, and is held open until this write has opened it, too.
+            self.write("")
 
     def write(self, data: str | bytes) -> None:
         with naming_write_errors(self._path):
@@ -142,7 +144,7 @@ class _NewFile:
 
 
 @contextlib.contextmanager
-def _reader_of(path: str) -> Iterator[None]:
+def _waiting_for_reader(path: str) -> Iterator[None]:
     """Waits until a process reads from `path`, if it is a named pipe or a socket. Otherwise, does nothing.
 
     Without a reader, opening the pipe to write would block for ever. Within the block, this function keeps the pipe

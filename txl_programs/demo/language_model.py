@@ -92,7 +92,7 @@ class LanguageModelView:
                 `READ_AT_ONCE` tokens.
 
         Raises:
-            ParameterError: the prompt is too long or cannot be encoded, or an option is wrong.
+            ParameterError: the prompt is empty, too long or not encodable, or an option is wrong.
         """
         ids = self.encode(prompt, "The prompt")
         self.check(options)

@@ -111,7 +111,7 @@ def _token(place):
 def legend(low: str, high: str, color: str = "hot") -> Markup:
     """Returns a scale of a colour, with the texts `low` at the weakest and `high` at the strongest colour.
 
-    `color` is a class of style.py.
+    `color` is "hot", "help" or "harm".
     """
     return element("p", low, element("span", class_=f"scale {color}"), high, class_="legend")
 
@@ -121,7 +121,7 @@ def bars(rows: Iterable[tuple[str, float, str]], color: str = "cool", chosen: in
 
     Args:
         rows: `(name, length from 0 to 1, text)` of each row.
-        color: class of the bars in style.py.
+        color: "cool" or "help".
         chosen: index of the row that is outlined; `None` for none.
     """
     lines = [

@@ -156,9 +156,9 @@ def _scalar(dtype: Any, data: Any) -> int | None:
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
-    """Stands for NumPy's `_frombuffer`, which makes an array in protocol 5."""
+    """Stands for NumPy's `_frombuffer`, which makes an array in protocol 5. Its last argument is the order."""
     array = _Array()
-    array.set_state((1, shape, dtype, False, data))
+    array.set_state((1, shape, dtype, False, data))  # version and order have no effect: tokens are 1-D
     return array
 
 

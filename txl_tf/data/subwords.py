@@ -151,7 +151,9 @@ class SubwordVocab(Vocab):
         self._check_ends(path)
 
     def _check_ends(self, path: str | os.PathLike[str]) -> None:
-        """Checks that the vocabulary has `document` and `eos`. Makes `eos` the id of a newline.
+        """Checks that the vocabulary has `document` and `eos`.
+
+        From then on, a newline is encoded as the id of `eos`, and this id is decoded as a newline.
 
         Raises:
             ParameterError: one of them is not `None` and not in the vocabulary.
@@ -333,8 +335,9 @@ def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_ty
 
     Args:
         lines: strings.
-        vocab_size: number of pieces, including the special ones and 256 bytes. `None`: `SUBWORDS`; but for a small
-            text, fewer: its different characters, and one piece for every `_CHARACTERS_OF_PIECE` characters of it.
+        vocab_size: number of pieces, including the 4 special ones and 256 bytes. `None`: at most these 260, one for
+            every different character of the text and, as long as the sum is below `SUBWORDS`, one for every
+            `_CHARACTERS_OF_PIECE` characters of the text. Of a large text, only a `Sample` counts.
         subword_type: `"unigram"` or `"bpe"`.
 
     Raises:

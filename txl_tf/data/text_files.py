@@ -94,7 +94,7 @@ def with_newlines(text: Text) -> Text:
 
 
 def pieces_with_newlines(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    r"""Yields the pieces of a text with `\n` in place of `\r\n`, which two pieces may share, and of every other `\r`.
+    r"""Yields the pieces of a text with `\n` in place of `\r\n`, even if split between two pieces, and of other `\r`.
 
     `None` among the pieces is yielded unchanged.
     """

@@ -79,8 +79,8 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
 
 
 def seen_scores(visible: Tensor | None, scores: Tensor, position_scores: Tensor | None = None) -> Any:
-    """The sum of the two kinds of scores in float32 or float64, minus 1e30 for keys that a query does not see."""
-    # Half precision holds neither -1e30 nor the sum of many small probabilities.
+    """The sum of the two kinds of scores, cast to float32 or float64, minus 1e30 for keys that a query does not see."""
+    # float16 does not hold -1e30, and no half precision holds the sum of many small probabilities.
     scores = at_least_float32(scores if position_scores is None else scores + position_scores)
     return scores if visible is None else scores - mask_penalty(visible, scores.dtype)
 

@@ -143,8 +143,9 @@ def positional_encoding(position: int, d_model: int, dtype: Any = "float32") -> 
     """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd dimensions.
 
     See Vaswani et al. 2017, section 3.5. From each position to the next, the pair of dimensions `2i` and `2i + 1` turns
-    by the same angle. So the encoding of `pos + k` is a rotation of the encoding of `pos`. Their product depends only
-    on `k`, and not on its sign. If `d_model` is odd, this is not true of the last dimension, a sine without a cosine.
+    by the same angle. So the encoding of `pos + k` is a rotation of the encoding of `pos`. The dot product of
+    the two encodings depends only on `k`, and not on its sign. If `d_model` is odd, this is not true of the last
+    dimension, a sine without a cosine.
 
     Args:
         position: int, number of positions.

@@ -254,7 +254,11 @@ class RunState(Callback):
         self.stopped_by_others = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the memory. Ends the interval if an earlier session did all its steps, but not its end."""
+        """Restores the memory.
+
+        Ends the interval if an earlier session did all steps of the interval, but not the work at its end: validation,
+        log line and checkpoint.
+        """
         step = step_of(self.model)
         self.saved_step = step
         if self.carried is not None:

@@ -324,7 +324,7 @@ def format_wrong(
 
 def width_of(text: str) -> int:
     """The number of columns of a text on a terminal: two for a wide character, such as a Chinese one, and none for a
-    combining or invisible one.
+    combining mark or a format character.
     """
     widths = {"W": 2, "F": 2}
     return sum(widths.get(unicodedata.east_asian_width(c), 1) for c in text if unicodedata.category(c) not in _NO_WIDTH)

@@ -76,16 +76,18 @@ class Portable(NamedTuple):
 
 @known_names
 def check_output(directory: str, format: str) -> None:
-    """Checks the arguments of an export that can be checked without the model.
+    """Checks the folder and the format of an export, before a program loads the model.
 
     Raises:
-        ParameterError: the format does not exist, a package is missing, or `directory` is not empty.
+        ParameterError: the format does not exist, a package is missing, or `directory` is a file or a folder that is
+            not empty.
     """
     if format not in FORMATS:
         raise ParameterError("format", format, list(FORMATS))
     missing = [name for name in ("tf2onnx", "onnx") if format == "onnx" and not is_installed(name)]
     if missing:
-        message = f'format="onnx" needs the package {" and ".join(missing)}: pip install "txl_tf[onnx]"'
+        packages = f"package{'s' if len(missing) > 1 else ''} {' and '.join(missing)}"
+        message = f'format="onnx" needs the {packages}: pip install "txl_tf[onnx]"'
         raise ParameterError("format", format, "tflite without these packages", message)
     check_new_folder(directory)
 
@@ -117,7 +119,8 @@ def export_portable(
 
     Raises:
         ParameterError: an argument is out of its range or of no use for the model, a package is missing or too old, the
-            format has no operations for the model, the model is not float32, or `directory` is not empty.
+            format has no operations for the model, the model is not float32, or `directory` is a file or a folder that
+            is not empty.
         OSError: `directory` cannot be written to.
     """
     directory = os.fspath(directory)

@@ -79,7 +79,9 @@ class ServedMemory:
         """
         weights = precompute(self.network)
         if self.position_keys:
-            weights = [  # the new token is in the last slot of the ring, so the stored keys have the right order
+            # `_unpack` puts the memory first and the new token last. So the position keys need no rotation: the stored
+            # rows, farthest first, are enough.
+            weights = [
                 layer._replace(position_keys=tf.cast(keys, layer.qkv.dtype))
                 for layer, keys in zip(weights, self.position_keys, strict=True)
             ]

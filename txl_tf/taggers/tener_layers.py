@@ -65,7 +65,8 @@ def two_way_scores(q: Tensor, r: Tensor) -> Tensor:
         `[H, B, T, T]`.
     """
     length = shape_of(q)[2]
-    # Heads share the table. So the axis of heads is one of rows here, and all scores are one product.
+    # All heads share the table. So `shifted_scores` gets a single head whose rows are [H, B, T], and one matrix product
+    # computes all scores.
     scores: Any = shifted_scores(q[None], r[None], first=length)[0]  # [H, B, T, 2 * T - 1]
     return scores[..., :length]  # the other columns belong to no key
 

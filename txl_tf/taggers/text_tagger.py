@@ -118,8 +118,8 @@ class TextTagger:
 
         Args:
             tokens: the tokens of the line.
-            split: `True` splits the line into sentences, `False` does not split it. By default, a line that has more
-                sentences than nearly all lines of the training text (`LineSizes.most`) is cut into parts of
+            split: `True` splits the line into sentences, `False` does not split it. With `None`, a line that has
+                more sentences than nearly all lines of the training text (`LineSizes.most`) is cut into parts of
                 `LineSizes.usual` sentences. If these numbers are unknown, the line is not split.
         """
         if split:
@@ -169,7 +169,8 @@ class TextTagger:
         Args:
             texts: the tokens of each line.
             left_out: see `tag`.
-            split: see `pieces`.
+            split: `True`: each sentence; `False`: whole lines; `None`: parts as long as the lines of the training text,
+                see `pieces`.
 
         Returns:
             The result of each line. The positions of its entities count the tokens of the whole line.

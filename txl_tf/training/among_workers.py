@@ -168,7 +168,7 @@ class AmongWorkers(TrainedModel):
             self.__dict__.get("_graphs", {}).pop(name, None)
 
     def refuse_batch_of_workers(self, method: str) -> None:
-        """Raises ParameterError if several workers call a method for one batch."""
+        """Raises ParameterError if the model trains on several workers: `method`, for a single batch, needs one."""
         if self.several_workers:
             message = f"several workers train together by fit and evaluate, with a tf.data.Dataset, not by {method}"
             raise ParameterError("x", method, "a tf.data.Dataset, given to fit or evaluate", message)

@@ -58,10 +58,12 @@ class LoopState:
         self.begun = True
 
     def mems_of(self, rows: int) -> Any:
-        """The memory for a batch of this number of rows.
+        """The memory for a batch with this number of rows.
 
-        If there is none yet, it is made now and not earlier, because it may depend on the weights, and callbacks at the
-        start of `evaluate` may set them.
+        Only models without memory have batches of another size than the first; their memory is empty.
+
+        In an evaluation, the memory is made here, in the first step, and not earlier: it may depend on the weights, and
+        callbacks at the start of `evaluate` may set them.
         """
         if rows != self.batches.rows:
             if rows not in self.other_mems:

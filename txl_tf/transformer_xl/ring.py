@@ -217,6 +217,13 @@ def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Siz
     Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of the result belongs to the distance
     `(first_slot + T - 1 - c) mod K`. So query i finds slot s in row `s + T - 1 - i`.
 
+    Args:
+        position_keys: from `ring_positions`, `[H, 2 * K + max_segment, D]`.
+        first_slot: slot of the first query.
+        tgt_len: T, number of queries.
+        klen: K, number of slots.
+        by_head: whether to return a list, see below.
+
     Returns:
         `[H, K + T, D]`; or if `by_head`, for a single query, a list of H tensors `[K, D]`.
     """

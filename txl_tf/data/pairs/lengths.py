@@ -32,7 +32,7 @@ def group_ends(longest_source: int) -> list[int]:
 
 
 def longest_targets(pairs: Pairs) -> list[int]:
-    """Returns a length for each group: of the longest target whose source is in this group or in an earlier one.
+    """Returns, for each group, the length of the longest target whose source is in this group or in an earlier one.
 
     Lengths are in symbols, with the end symbol. The first groups may have no source. They get the length of the first
     group that has one.

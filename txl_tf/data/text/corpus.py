@@ -449,7 +449,7 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
 
 
 def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
-    """Opens a folder that `prepare` made. Tokens stay on disk until they are read.
+    """Opens a folder that `prepare` or `prepare_ids` made. Tokens stay on disk until they are read.
 
     Args:
         data_dir: the folder, local or remote.
