@@ -159,11 +159,19 @@ def test_what_is_no_metric_and_names_that_are_taken_are_errors(make_metrics):
     assert caught.value.name == "metrics" and caught.value.allowed
 
 
-def test_a_metric_of_another_strategy_is_an_error(two_replicas):
+@pytest.mark.parametrize("argument", ["metrics", "weighted_metrics"])
+def test_a_metric_of_another_strategy_is_an_error(two_replicas, argument):
     metric = keras.metrics.SparseCategoricalAccuracy(name="mine")
     with two_replicas.scope(), pytest.raises(ParameterError) as caught:
-        CompiledMetrics([metric])
-    assert (caught.value.name, caught.value.value) == ("metrics", "mine")
+        CompiledMetrics(**{argument: [metric]})
+    assert (caught.value.name, caught.value.value) == (argument, "mine")
+
+
+def test_a_name_that_a_weighted_metric_takes_again_is_an_error_of_its_argument():
+    metric = keras.metrics.SparseCategoricalAccuracy(name="acc")
+    with pytest.raises(ParameterError) as caught:
+        CompiledMetrics(["acc"], [metric], n_classes=5)
+    assert (caught.value.name, caught.value.value) == ("weighted_metrics", "acc")
 
 
 # ---------------------------------------- models

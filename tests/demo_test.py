@@ -248,6 +248,13 @@ def test_reading_shows_the_nll_of_score_by_segments(view):
     assert mean == pytest.approx(np.mean(expected) / np.log(2), abs=6e-5)
 
 
+def test_what_the_memory_saves_or_costs_is_a_positive_number_of_bits(view):
+    nll = np.log(2) * np.float32([[3, 1, 2], [3, 1, 2], [1, 3, 2]])
+    drawn = view._show_remembered(view.vocab.encode("abca"), nll)
+    assert re.findall(r" (\w+) (-?[\d.]+) bits\"", drawn) == [("saves", "2.00"), ("costs", "2.00"), ("saves", "0.00")]
+    assert re.findall('(help|harm)"', drawn)[:4] == ["harm", "help", "harm", "harm"]
+
+
 @pytest.mark.slow
 def test_a_model_of_words_without_memory_is_read_and_says_that_it_has_none(tmp_path):
     vocab = word_vocab()
@@ -258,11 +265,12 @@ def test_a_model_of_words_without_memory_is_read_and_says_that_it_has_none(tmp_p
     view = LanguageModelView(OpenRun(tmp_path / "run", "run"), Limits())
     text = "w1 w2 <b> w3"
     *_, (_, _, drawn) = view.read(text)
-    assert "perplexity" in drawn and ">&lt;unk&gt; </span>" in drawn
-    *_, (_, _, drawn) = view.remember(text)
-    assert "<b>no</b>" in drawn
     nll, _ = lm.score(vocab.encode(text)[None, :-1], vocab.encode(text)[None, 1:])
-    assert f"<b>{np.exp(nll.numpy().mean()):.3f}</b> perplexity" in drawn
+    assert f"<b>{np.exp(nll.numpy().mean()):.3f}</b> perplexity" in drawn and ">&lt;unk&gt; </span>" in drawn
+    *_, (_, _, drawn) = view.remember(text)
+    assert "<b>no</b>" in drawn and not re.search('class="[^"]*(legend|help|harm)', drawn)
+    shown = [float(value) for value in re.findall(r"([\d.]+) bits, probability", drawn)]
+    np.testing.assert_allclose(shown, nll.numpy()[0] / np.log(2), atol=6e-4)
     looked = view.look(text, "2")
     assert len(re.findall("layer . head .</text>", looked)) == 4
     samples = view.start("w1 w2", 1, {"sampling": {"seed": 1}, "stops": {}})

@@ -21,6 +21,7 @@ from txl_tf.data.text.batches import Segments
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.runs.families import language_model as runs_of_text
+from txl_tf.runs.setup import check_divides
 from txl_tf.training import distribution
 
 ROWS, TGT_LEN, STEPS = 6, 5, 20
@@ -319,6 +320,10 @@ def test_rows_that_do_not_divide_among_replicas_and_parts_are_an_error(two_repli
         make_lm(two_replicas, gradient_accumulation_steps=2).fit(batches(), verbose=0)
     with raises_parameter("gradient_accumulation_steps", 0, limit="1"):
         make_lm(gradient_accumulation_steps=0)
+    with raises_parameter("train_batch_size", 4, limit="3, for 1 replica "):
+        check_divides(tf.distribute.get_strategy(), 3, train_batch_size=4)
+    with raises_parameter("eval_batch_size", 3, limit="2, for 2 replicas"):
+        check_divides(two_replicas, eval_batch_size=3)
 
 
 # ---------------------------------------- make_strategy

@@ -233,6 +233,15 @@ def test_of_a_damaged_checkpoint_it_says_so_and_takes_the_one_before(saved, run_
     assert checkpoints.newest_whole() == 3
 
 
+def test_of_two_damaged_checkpoints_it_names_the_one_that_is_used(saved, run_dir, capsys):
+    _, checkpoints = saved
+    for number in (2, 3):
+        os.truncate(run_dir / f"ckpt-{number}.index", 30)
+    assert checkpoints.newest_whole() == 1
+    for number, message in zip((3, 2), capsys.readouterr().out.splitlines(), strict=True):
+        assert mentions(message, f"{run_dir}/ckpt-{number}", "ckpt-1")
+
+
 def test_it_is_an_error_if_all_are_damaged(saved, run_dir):
     _, checkpoints = saved
     for path in run_dir.glob("*.data-*"):

@@ -88,6 +88,21 @@ def test_the_program(tmp_path, capsys):
             run_here(tool, "--n_token=9", "--train_batch_size=10", "--replicas=4")
 
 
+def test_the_precision_of_a_run_counts_and_auto_is_named(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    make_run(run, word_vocab())
+    folder = RunFolder(run)
+    folder.write_config({**folder.read_config(), "training": {"mixed_precision": "bfloat16"}}, folder.load_vocabs())
+    shown = {}
+    for tool in program("tools/estimate.py"):
+        for flags in ([], ["bfloat16"], ["float32"], ["auto"]):
+            assert not run_here(tool, f"--model_dir={run}", *(f"--mixed_precision={flag}" for flag in flags))
+            shown[*flags] = capsys.readouterr().out.splitlines()
+    activations = {flags: [line for line in lines if "activations" in line] for flags, lines in shown.items()}
+    assert activations[()] == activations["bfloat16",] != activations["float32",] == activations["auto",]
+    assert mentions(shown["auto",], "mixed_precision", "auto", "float32") and not mentions(shown["float32",], "auto")
+
+
 def test_the_flags_of_the_data_are_used_or_refused(tmp_path, capsys):
     run, data, other = (str(tmp_path / name) for name in ("run", "data", "other"))
     make_run(run, word_vocab())

@@ -4,6 +4,7 @@ import ast
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import importlib.util
 import io
 import json
@@ -95,6 +96,28 @@ def test_output_that_is_lost_does_not_change_the_status_of_an_error(monkeypatch,
     assert ended.value.code == status and "No space left on device" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="No space left on device"), printing.ending():
         pass
+
+
+@pytest.mark.parametrize("end, number, lost", [
+    ("file", errno.EIO, True), ("terminal", errno.EIO, False), ("pipe", errno.EPIPE, False),
+    ("terminal", errno.ENOSPC, True), (None, errno.EIO, True),
+])  # fmt: skip
+def test_output_is_lost_unless_its_reader_is_gone(monkeypatch, tmp_path, end, number, lost):
+    lost_output = []
+    monkeypatch.setattr(printing, "_lost_output", lost_output)
+    if end == "file":
+        other, output = None, open(tmp_path / "output", "w")
+    elif end is None:
+        other, output = None, io.StringIO()
+    else:
+        other, writer = os.openpty() if end == "terminal" else os.pipe()
+        output = os.fdopen(writer, "w")
+    if other is not None:
+        os.close(other)  # the terminal, or the program behind the pipe, is gone
+    with output:
+        monkeypatch.setattr(sys, "stdout", output)
+        printing.close_stdout(OSError(number, "why"))
+    assert lost_output == ["why"] * lost
 
 
 @pytest.mark.parametrize("where", ["read_flags", "program"])

@@ -110,6 +110,8 @@ def test_an_empty_place_is_no_stop_string():
         (made(special=["a", "b"], lower_case=True), "A b", ["a", "b"]),
         (text_with("char", "User:\né"), "r:\né", list("r:\né")),
         (text_with("char", "ab", special=["<end>"]), "<end>", ["<end>"]),
+        (text_with("char", "a <unk>", special=["<unk>"], unk="<unk>"), "a <unk>", list("a <unk>")),
+        (text_with("char", "ab?", unk="?"), "a?", ["a", "?"]),
     ],
 )
 def test_spelling_in_symbols(vocab, text, expected):
@@ -133,6 +135,7 @@ def test_spelling_in_bytes():
         (made(special=["a"]), "\n"),
         (text_with("char", "ab"), "ac"),
         (text_with("char", "ab", special=["<unk>"], unk="<unk>"), "ac"),
+        (text_with("char", "a <unk>", special=["<unk>"], unk="<unk>"), "q <unk>"),
         (Subwords(), "ax"),
         (Subwords(), "ü"),
         (made(level="byte"), "a\ud800"),

@@ -106,8 +106,8 @@ def with_signature(call: Callable[..., Any], signature: inspect.Signature) -> Ca
 
 def checked_init(cls: _Class) -> _Class:
     """Decorator of a class, which it changes: the constructor checks its arguments as `checked_call` does."""
-    constructor: Any = cls
-    constructor.__init__ = checked_call(constructor.__init__)
+    any_class: Any = cls
+    any_class.__init__ = checked_call(any_class.__init__)
     return cls
 
 

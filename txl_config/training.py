@@ -283,7 +283,10 @@ class MachineConfig(Config):
 
     @property
     def type_name(self) -> str:
-        """The types of numbers and of matrix products, for messages, such as "float32, products of bfloat16"."""
+        """The type of the computation, for messages: that of `mixed_precision`, such as "bfloat16".
+
+        It is "float32, products of bfloat16" if `matmul_precision` rounds the factors of products.
+        """
         if self.matmul_precision == "float32":
             return self.mixed_precision
         return f"{self.mixed_precision}, products of {self.matmul_precision}"

@@ -14,7 +14,8 @@ The size of the vocabulary is that of an existing run in --model_dir, --n_token,
 of --dataset, if this is a data set of the paper. For a text that is not prepared (--data_path), give --n_token, too.
 
 The figures are for one replica; --replicas divides the batch. They agree with measurements on a CPU within 15%. For
-GPUs, they are computed, not measured: see docs/performance.md.
+GPUs, they are computed, not measured: see docs/performance.md. The type that --mixed_precision=auto chooses depends on
+the machine of the training, so the figures are then for float32, and the program says so.
 """
 
 from absl import flags
@@ -30,6 +31,7 @@ from txl_config import (
 )
 from txl_config.memory import training_memory
 from txl_config.presets import PRESETS
+from txl_config.training import AUTO
 from txl_programs.flag_values import FLAGS, check_used, completed, config_of, define_flags, optimizer_config
 from txl_programs.program import read_flags, run
 
@@ -98,10 +100,10 @@ def vocabulary():
 
 
 def settings():
-    """Returns `(model, instead)`: the hyper-parameters of the model, and values that replace defaults of other flags.
+    """Returns `(model, other_defaults)`: the hyper-parameters of the model, and values for other flags.
 
     Both come from the run in --model_dir if it exists, else from --preset. Flags on the command line take precedence.
-    `instead` is `{name: value}`.
+    `other_defaults` is `{name: value}`; the values replace defaults of flags.
 
     Raises:
         ParameterError: a flag has no effect with the run, or see `vocabulary`.
@@ -139,9 +141,10 @@ def shown(n_bytes):
 
 def main():
     model: Any
-    model, instead = settings()
-    training = config_of(TrainingConfig, instead)
-    optimizer = optimizer_config(training, instead)
+    model, other_defaults = settings()
+    training = config_of(TrainingConfig, other_defaults)
+    optimizer = optimizer_config(training, other_defaults)
+    precision = config_of(MachineConfig, other_defaults).mixed_precision
     parts = FLAGS.replicas * training.gradient_accumulation_steps
     rows = training.train_batch_size / parts
     if rows != int(rows):
@@ -154,9 +157,11 @@ def main():
         optimizer=optimizer.optimizer,
         ema=bool(optimizer.ema),
         recompute=training.recompute,
-        mixed_precision=FLAGS.mixed_precision in ("bfloat16", "float16"),
+        mixed_precision=precision in ("bfloat16", "float16"),
     )
     print(f"{memory.n_weights:,} weights; {int(rows)} rows of {training.tgt_len} tokens, mem_len {model.mem_len}")
+    if precision == AUTO:
+        print("mixed_precision=auto depends on the machine of the training: the figures are for float32")
     for name in ("weights", "gradients", "optimizer", "activations", "memory", "runtime"):
         print(f"{name:12}{shown(getattr(memory, name))}")
     print(f"{'together':12}{shown(memory.total)}")

@@ -148,15 +148,17 @@ def check_not_both(one: str, other: str) -> None:
 # --------------------------------------------------------------------------------- hyper-parameters from flags
 
 
-def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collection[str] = ()) -> dict[str, Any]:
+def completed(
+    group: type[Config], other_defaults: Mapping[str, Any], leave_out: Collection[str] = ()
+) -> dict[str, Any]:
     """Returns `{name: value}` of the hyper-parameters of a class of `txl_config`.
 
-    The value is that of the flag if the command line gives the flag, else the one in `instead`, else the default of the
-    flag. A hyper-parameter is left out if it has no flag and no value in `instead`.
+    The value is that of the flag if the command line gives the flag, else the one in `other_defaults`, else the default
+    of the flag. A hyper-parameter is left out if it has no flag and no value in `other_defaults`.
 
     Args:
         group: the class.
-        instead: `{name: value}`, values that replace defaults of flags.
+        other_defaults: `{name: value}`, values that replace defaults of flags.
         leave_out: names of more hyper-parameters to leave out.
     """
     completed_values = {}
@@ -164,16 +166,18 @@ def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collec
         name = field.name
         if name in leave_out:
             continue
-        if name in instead and not (name in FLAGS and FLAGS[name].present):
-            completed_values[name] = instead[name]
+        if name in other_defaults and not (name in FLAGS and FLAGS[name].present):
+            completed_values[name] = other_defaults[name]
         elif name in FLAGS:
             completed_values[name] = _value(field)
     return completed_values
 
 
-def config_of(group: type[Group], instead: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()) -> Group:
+def config_of(
+    group: type[Group], other_defaults: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()
+) -> Group:
     """Returns an object of the class `group` with the values of `completed`. Raises ParameterError if one is wrong."""
-    return group(**completed(group, instead or {}, leave_out))
+    return group(**completed(group, other_defaults or {}, leave_out))
 
 
 def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
@@ -191,18 +195,18 @@ def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
     return cluster
 
 
-def optimizer_config(training: RunConfig, instead: Mapping[str, Any]) -> OptimizerConfig:
+def optimizer_config(training: RunConfig, other_defaults: Mapping[str, Any]) -> OptimizerConfig:
     """Returns the hyper-parameters of the optimizer.
 
-    If --warmup_steps is not given, and its default or its value in `instead` is not less than the number of training
-    steps, the warm-up takes a tenth of the steps, and a message says so. The schedule noam keeps the value: its warm-up
-    may be longer than the training.
+    If --warmup_steps is not given, and its default or its value in `other_defaults` is not less than the number of
+    training steps, the warm-up takes a tenth of the steps, and a message says so. The schedule noam keeps the value:
+    its warm-up may be longer than the training.
 
     Args:
         training: the settings of the training.
-        instead: see `completed`.
+        other_defaults: see `completed`.
     """
-    arguments = completed(OptimizerConfig, instead)
+    arguments = completed(OptimizerConfig, other_defaults)
     steps = training.train_steps
     warmup = arguments["warmup_steps"]
     if warmup >= steps and arguments["schedule"] != "noam" and not FLAGS["warmup_steps"].present:

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -156,10 +157,23 @@ def close_stdout(error: OSError | None = None) -> None:
     Args:
         error: the reason. `ending` reports it, unless the reader of a pipe or a terminal is gone.
     """
-    if error is not None and error.errno not in (errno.EPIPE, errno.EIO):
+    if error is not None and not _reader_is_gone(error):
         _lost_output.append(error.strerror or str(error))
     with contextlib.suppress(OSError, ValueError):  # it has no file, as in tests
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _reader_is_gone(error: OSError) -> bool:
+    """Whether an error of the standard output means that nobody reads it any more: a closed pipe or terminal.
+
+    EIO of a file is an error of its disk. A closed terminal is still a character device, but no longer `isatty`.
+    """
+    if error.errno != errno.EIO:
+        return error.errno == errno.EPIPE
+    try:
+        return stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):  # it has no file, as in tests
+        return False
 
 
 def message_of(error: Exception) -> str:

@@ -109,19 +109,19 @@ flags.DEFINE_alias("num_host", "num_hosts")  # as some of the original's scripts
 flags.mark_flag_as_required("model_dir")
 
 
-def data_arguments(instead=None):
+def data_arguments(other_defaults=None):
     """Returns which corpus the flags name: `{"data_dir": ...}` or arguments of `build_corpus`; empty if they name none.
 
     Args:
-        instead: `{name: value}` for flags that are not given.
+        other_defaults: `{name: value}` for flags that are not given.
 
     Raises:
         ParameterError: flags about the text are given together with a prepared corpus; or see `corpus_folder`.
     """
-    instead = instead or {}
-    text = completed(TextConfig, instead)
+    other_defaults = other_defaults or {}
+    text = completed(TextConfig, other_defaults)
     text.pop("seed", None)  # --seed is the seed of the weights
-    folder = corpus_folder() or instead.get("data_dir")
+    folder = corpus_folder() or other_defaults.get("data_dir")
     if folder:
         if text_flags := given(text):
             names = ", ".join(f"--{name}" for name in text_flags)
@@ -166,19 +166,19 @@ def check_model_flags(group, positions):
         check_used((not_used, False, none))
 
 
-def model_defaults(group, instead):
-    """Returns `{name: value}`, which replace the defaults of the model's flags: `instead` for this kind of model.
+def model_defaults(group, other_defaults):
+    """Returns the values that replace defaults of the model's flags: `other_defaults`, for this kind of model.
 
     Args:
         group: the class of the model's hyper-parameters.
-        instead: `{name: value}`, from a run or a preset. Values that the scheme of --positions does not accept are left
-            out, unless `instead` names its own scheme.
+        other_defaults: `{name: value}`, from a run or a preset. Values that the scheme of --positions does not accept
+            are left out, unless `other_defaults` names its own scheme.
     """
     left_out = ()
-    if FLAGS.positions != "relative" and "positions" not in instead:  # presets are for relative positions
+    if FLAGS.positions != "relative" and "positions" not in other_defaults:  # presets are for relative positions
         # The classes in SCHEMES are `None` until txl_tf is imported.
         left_out = getattr(SCHEMES[FLAGS.positions], "refused", RELATIVE_ONLY)
-    defaults = {name: value for name, value in instead.items() if name not in left_out}
+    defaults = {name: value for name, value in other_defaults.items() if name not in left_out}
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
         defaults.setdefault("mem_len", TransformerLMConfig.mem_len)
     return defaults

@@ -315,7 +315,8 @@ class Watched:
         steps = np.concatenate([np.diff(times) for times in starts])
         first = np.array([times[0] for times in starts])
         last = starts[-1][-1]
-        # Only a step that saves a checkpoint takes longer than the median, and it is one of `save_steps`.
+        # One of `save_steps` steps saves a checkpoint, and takes longer than the median. The first steps after a start
+        # do, too; their extra time counts as saving.
         return {
             "step": np.median(steps), "saving": (np.mean(steps) - np.median(steps)) * save_steps,
             "starting": np.mean(first[1:] - self.kills), "real": last - first[0],

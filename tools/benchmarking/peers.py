@@ -244,11 +244,11 @@ def jax_work(shape):
     def drop(x, key):
         return x * jax.random.bernoulli(key, 1 - dropout, x.shape) / (1 - dropout)
 
-    def layer(x, memory, own, u, v, keys):
+    def layer(x, memory, weights, u, v, dropout_keys):
         context = jnp.concatenate([memory, x], 1)  # [batch, klen, d_model]
-        query, key, value = jnp.split((context @ own["qkv"]).reshape(rows, klen, 3, n_head, d_head), 3, 2)
+        query, key, value = jnp.split((context @ weights["qkv"]).reshape(rows, klen, 3, n_head, d_head), 3, 2)
         query, key, value = query[:, mem_len:, 0], key[:, :, 0], value[:, :, 0]  # [batch, ..., n_head, d_head]
-        positions = (drop(distances, keys[0]) @ own["positions"]).reshape(klen, n_head, d_head)
+        positions = (drop(distances, dropout_keys[0]) @ weights["positions"]).reshape(klen, n_head, d_head)
         scores = jnp.einsum("bind,bjnd->bnij", query + u, key)
         # The scores by distance, and the shift of the original program, which moves each to its key:
         by_distance = jnp.einsum("bind,jnd->bnij", query + v, positions)
@@ -257,18 +257,19 @@ def jax_work(shape):
         scores = (scores + shifted) / d_head**0.5
         probs = jax.nn.softmax(jnp.where(is_future, -1e30, scores))
         attended = jnp.einsum("bnij,bjnd->bind", probs, value).reshape(rows, tgt_len, -1)
-        x = norm(x + drop(attended @ own["output"], keys[1]), own["gamma_1"], own["beta_1"])
-        inner = drop(jax.nn.relu(x @ own["inner"] + own["inner_bias"]), keys[2])
-        return norm(x + drop(inner @ own["outer"] + own["outer_bias"], keys[3]), own["gamma_2"], own["beta_2"])
+        x = norm(x + drop(attended @ weights["output"], dropout_keys[1]), weights["gamma_1"], weights["beta_1"])
+        inner = drop(jax.nn.relu(x @ weights["inner"] + weights["inner_bias"]), dropout_keys[2])
+        outer = drop(inner @ weights["outer"] + weights["outer_bias"], dropout_keys[3])
+        return norm(x + outer, weights["gamma_2"], weights["beta_2"])
 
     def loss_of(weights, tokens, labels, memory, key):
-        keys = jax.random.split(key, (shape["n_layer"] + 1, 4))
-        x = drop(weights["embedding"][tokens] * d_model**0.5, keys[-1, 0])
+        dropout_keys = jax.random.split(key, (shape["n_layer"] + 1, 4))
+        x = drop(weights["embedding"][tokens] * d_model**0.5, dropout_keys[-1, 0])
         memories = []
-        for i, own in enumerate(weights["layers"]):
+        for i, of_layer in enumerate(weights["layers"]):
             memories.append(jnp.concatenate([memory[i], jax.lax.stop_gradient(x)], 1)[:, -mem_len:])
-            x = layer(x, memory[i], own, weights["u"], weights["v"], keys[i])
-        log_probs = jax.nn.log_softmax(drop(x, keys[-1, 1]) @ weights["embedding"].T + weights["bias"])
+            x = layer(x, memory[i], of_layer, weights["u"], weights["v"], dropout_keys[i])
+        log_probs = jax.nn.log_softmax(drop(x, dropout_keys[-1, 1]) @ weights["embedding"].T + weights["bias"])
         return -jnp.take_along_axis(log_probs, labels[..., None], -1).mean(), memories
 
     def step(state, tokens, labels):

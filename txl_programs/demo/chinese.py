@@ -183,14 +183,19 @@ SENTENCES = {
         "最可能的各个 token 的概率；文本中实际的 token 用框标出。"
     ),
     "{token}: memory saves {bits:.2f} bits": "{token}：记忆节省 {bits:.2f} bits",
+    "{token}: memory costs {bits:.2f} bits": "{token}：记忆多用 {bits:.2f} bits",
     "bits per token without memory": "bits / token，无记忆",
     "with {kept} positions of memory": "记忆 {kept} 个位置",
     "with all {kept} positions of memory": "全部 {kept} 个位置的记忆",
     "memory of this model": "记忆（该模型没有）",
     "no": "无",
-    "The model reads {number} tokens at a time: a blue bar marks where such a segment begins. The memory is what the "
-    "model keeps of the segments before.": (
-        "模型每次读 {number} 个 token：蓝色竖线表示一个 segment 的开始。记忆是模型对之前各 segment 的保留。"
+    "The model reads {number} tokens at a time: a blue bar stands before the first that such a segment predicts. "
+    "The memory is what the model keeps of the segments before.": (
+        "模型每次读 {number} 个 token：蓝色竖线位于这样一个 segment 预测的第一个 token 之前。"
+        "记忆是模型对之前各 segment 的保留。"
+    ),
+    "The model reads {number} tokens at a time: a blue bar stands before the first that such a segment predicts.": (
+        "模型每次读 {number} 个 token：蓝色竖线位于这样一个 segment 预测的第一个 token 之前。"
     ),
     "memory saves 0": "记忆节省 0",
     "{bits:.0f} bits or more": "{bits:.0f} bits 或更多",

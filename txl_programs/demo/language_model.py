@@ -43,8 +43,11 @@ MAX_SURPRISE = 8.0  # bits of a token that has the strongest colour
 MAX_HELP = 4.0  # bits that the memory saves for a token that has the strongest colour
 MOST_ROWS = 48  # most heads in a picture; if a model has more, the picture shows those of one layer
 ABOUT_SEGMENTS = (
-    "The model reads {number} tokens at a time: a blue bar marks where such a segment begins. The memory is what the "
-    "model keeps of the segments before."
+    "The model reads {number} tokens at a time: a blue bar stands before the first that such a segment predicts. "
+    "The memory is what the model keeps of the segments before."
+)
+ABOUT_SEGMENTS_ALONE = (
+    "The model reads {number} tokens at a time: a blue bar stands before the first that such a segment predicts."
 )
 DEFAULT_TGT_LEN = 64  # tokens of a segment, if the run does not say how it was trained
 
@@ -272,9 +275,8 @@ class LanguageModelView:
             classes = "first" if i == 0 else ""
             saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0  # without minus with all memory
             classes += " segment" if i > 1 and (i - 1) % self.tgt_len == 0 else ""  # the first that a segment predicts
-            classes += " help" if saved > 0 else " harm"
-            sentence = "{token}: memory saves {bits:.2f} bits"
-            title = said(sentence, token=short(label), bits=saved) if i else None
+            title = self._worth_of_memory(short(label), nll[:, i - 1], saved) if i else None
+            classes += "" if not self.mem_len else " help" if saved > 0 else " harm"
             places.append(Place(label, abs(saved) / MAX_HELP, title, str(i) if i else None, classes))
         means = [float(row.mean(dtype=np.float64)) for row in nll]
         names = (
@@ -285,10 +287,28 @@ class LanguageModelView:
         shown = dict(zip(named, bits, strict=True))
         if not self.mem_len:
             shown = {said("bits per token"): bits[0], said("memory of this model"): said("no")}
-        saves = legend(said("memory saves 0"), said("{bits:.0f} bits or more", bits=MAX_HELP), "help")
-        scale = element("div", saves, legend(said("costs"), "", "harm"), class_="legends")
-        note = said(ABOUT_SEGMENTS, number=self.tgt_len)
-        return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
+        parts = [facts(**shown), tokens(places)]
+        if self.mem_len:
+            saves = legend(said("memory saves 0"), said("{bits:.0f} bits or more", bits=MAX_HELP), "help")
+            parts.append(element("div", saves, legend(said("costs"), "", "harm"), class_="legends"))
+        note = said(ABOUT_SEGMENTS if self.mem_len else ABOUT_SEGMENTS_ALONE, number=self.tgt_len)
+        return element("div", *parts, element("p", note, class_="note"))
+
+    def _worth_of_memory(self, token, nll, saved):
+        """Returns the sentence about a token: what the memory saves or costs; without memory, its nll.
+
+        Args:
+            token: label of the token.
+            nll: float32 `[3]`, see `_show_remembered`.
+            saved: bits that the memory saves, negative if it costs some.
+        """
+        if not self.mem_len:
+            bits = to_metric(nll[0], "bpc")
+            sentence = "{token}: {bits:.3f} bits, probability {prob:.3g}"
+            return said(sentence, token=token, bits=bits, prob=math.exp(-nll[0]))
+        if saved < 0:
+            return said("{token}: memory costs {bits:.2f} bits", token=token, bits=-saved)
+        return said("{token}: memory saves {bits:.2f} bits", token=token, bits=saved)
 
     def look(self, text: str, pick: str, width: int = PAGE_WIDTH) -> Markup:
         """Returns the attention when the model predicts the clicked token, and the nll with none, half, all memory.

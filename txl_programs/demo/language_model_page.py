@@ -222,7 +222,8 @@ class LanguageModelPage(Board):
         """Adds a text box, a button, the picture of the text, and the details of a clicked token.
 
         Args:
-            tab: the tab that contains them. When it is opened, the example text is answered.
+            tab: the tab that contains them. When it is opened, the example text is answered, unless there is none or
+                the visitor has asked before.
             names: the component that chooses runs.
             read: handler that shows the text.
             look: handler of a click in the picture or in the details.

@@ -173,15 +173,15 @@ class PlainUnpickler(_PythonUnpickler):
         file: the file to read. Its size bounds what the pickle makes.
         path: the name of the file in error messages.
         known: `{(module, name): stand-in}` of the classes and functions that a file may name.
-        made_of: end of the error message about any other name, such as "no corpus is made of".
+        refusal: end of the error message about any other name, such as "no corpus is made of".
         packages: packages of which a file may name every class. An instance becomes a `Named`.
     """
 
-    def __init__(self, file: BoundedFile, path: str, known: dict, made_of: str, packages: Iterable[str] = ()):
+    def __init__(self, file: BoundedFile, path: str, known: dict, refusal: str, packages: Iterable[str] = ()):
         super().__init__(file, encoding="bytes")  # a str of Python 2 becomes bytes, see `text`
         self._path = path
         self._known = dict(known)
-        self._made_of = made_of
+        self._refusal = refusal
         self._packages = frozenset(packages)
         self._n_known = len(known)
         self._size = file.size
@@ -199,7 +199,7 @@ class PlainUnpickler(_PythonUnpickler):
         if (module, name) not in self._known:
             if module.partition(".")[0] not in self._packages:
                 refused = f"{cut(module)}.{cut(name)}"
-                message = f"{self._path} is refused: it names {refused}, which {self._made_of}. Nothing in it was run"
+                message = f"{self._path} is refused: it names {refused}, which {self._refusal}. Nothing in it was run"
                 raise RefusedError("path", self._path, "a file of plain data", message)
             if len(self._known) - self._n_known >= MAX_NAMES:
                 raise ValueError(f"more than {MAX_NAMES} classes")

@@ -119,7 +119,7 @@ class ModelMapping:
     # --------------------------------------------------------------------------------------------------- the model
 
     def _measure(self) -> None:
-        """Sets, from the shapes of tensors: the arguments in `SHAPES`, `tables`, `n_table` and `n_later_cluster`.
+        """Sets `tables`, `n_table`, `n_later_cluster` and the arguments in `SHAPES`, from names and shapes of tensors.
 
         `n_later_cluster` is the number of entries for later clusters; 0 if there are none.
         """

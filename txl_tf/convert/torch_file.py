@@ -50,7 +50,7 @@ MAX_KEY = 20  # digits of the key of a storage
 MAX_PACKED = 4_000_000  # bytes of a data.pkl that is compressed
 MAX_PARTS = 100_000  # parameters, modules and other attributes of a pickled network
 MAX_NAME = 200  # characters of a parameter's name
-MADE_OF = "no such file is made of"  # end of the message about a refused name, see `PlainUnpickler`
+REFUSAL = "no such file is made of"  # end of the message about a refused name, see `PlainUnpickler`
 
 DTYPES = {  # class of a storage -> dtype
     "Float": "float32", "Half": "float16", "Double": "float64", "BFloat16": "bfloat16", "Long": "int64",
@@ -302,7 +302,7 @@ class _TorchUnpickler(PlainUnpickler):
 
     def __init__(self, file: BoundedFile, path: str):
         own = dict.fromkeys([("collections", "OrderedDict"), ("collections", "defaultdict")], self._dictionary)
-        super().__init__(file, path, KNOWN | own, MADE_OF, PACKAGES)
+        super().__init__(file, path, KNOWN | own, REFUSAL, PACKAGES)
         self.storages: dict[str, Storage] = {}
         self._n_pair = 0
 

@@ -55,9 +55,10 @@ def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int |
 
 
 def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[tuple[list[Component], bool]]:
-    """Yields `(components, taken_apart)` of the elements at every shuffle, as `_are_segments` takes them.
+    """Yields `(components, taken_apart)` for every shuffle, as `_are_segments` takes them.
 
-    It goes from the end of the dataset to its sources, and into the functions that the dataset calls.
+    They are the components of the elements that it reorders, and whether a later transformation takes these elements
+    apart. The function goes from the end of the dataset to its sources, and into the functions that the dataset calls.
 
     Args:
         dataset: the dataset.

@@ -72,9 +72,10 @@ class Vocab:
         max_size: how many of the most frequent tokens to keep, without the special ones. `None`: all.
         document: token at the end of each document. At level `"word"`, no text may contain it. `None`: no token. At
             level `"byte"`, its id is 256.
-        raw_text: whether `\r` and byte order marks in a text are tokens, or parts of tokens. Otherwise `\r\n` and `\r`
-            end lines as `\n` does, and the marks are left out. Level `"byte"` keeps all bytes in either case. The
-            configurations of earlier versions do not contain it; they mean `True`.
+        raw_text: whether `\r` and byte order marks in a text are tokens, or parts of tokens; at level `"word"`, `\r` is
+            then white space. Otherwise `\r\n` and `\r` end lines as `\n` does, and the marks are left out. Level
+            `"byte"` keeps all bytes in either case. The configurations of earlier versions do not contain it; they
+            mean `True`.
 
     Attributes:
         symbols: list of str, the tokens in the order of their ids.

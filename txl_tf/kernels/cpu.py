@@ -22,7 +22,7 @@ from txl_tf.kernels.plain import join_heads, mask_penalty, project, seen_scores
 from txl_tf.kernels.precision import matmul
 from txl_tf.kernels.shapes import Tensor, shape_of
 
-# `_half_softmax` computes the maxima of this many columns at once, so the number of keys must be a multiple of it.
+# `_softmax_in_half_precision` keeps this many running maxima, so the number of keys must be a multiple of it.
 _LANES = 32
 
 # ------------------------------------------------------------------------------------------------------- projections
@@ -164,7 +164,7 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
     def one_pass(*terms: Tensor) -> tuple[Any, Callable[[Any], Any]]:
         """The probabilities, and a function that returns the gradients of the terms of the scores."""
         if is_half(terms[0].dtype) and shape[-1] % _LANES == 0:
-            probs = _half_softmax(shape, visible, *terms)
+            probs = _softmax_in_half_precision(shape, visible, *terms)
         else:
             probs = _softmax(terms[0], visible, *terms[1:])
 
@@ -188,10 +188,11 @@ def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Ten
 
 
 @fused
-def _half_softmax(shape: Sequence[int], visible: Tensor | None, *scores: Tensor) -> Any:
+def _softmax_in_half_precision(shape: Sequence[int], visible: Tensor | None, *scores: Tensor) -> Any:
     """`_softmax` in the form that XLA compiles best.
 
-    It computes the maxima of `_LANES` columns at once, and the sum as a matrix product.
+    It keeps `_LANES` running maxima of a row, one for every `_LANES`-th column, and then takes the largest. It computes
+    the sum as a matrix product. The number of columns must be a multiple of `_LANES`.
     """
     masked_scores = seen_scores(visible, *scores)
     lane_maxima = tf.reduce_max(tf.reshape(masked_scores, [*shape[:-1], -1, _LANES]), -2)

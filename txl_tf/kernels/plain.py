@@ -22,7 +22,8 @@ from txl_tf.kernels.shapes import Tensor, shape_of
 def project(x: Tensor, kernel: Tensor) -> Any:
     """`x` `[..., E]` times `kernel` `[E, F]`: `[any, F]`, where the axes of `x` before the last are flattened.
 
-    For a product with `[batch, time, E]`, TensorFlow's gradient would make one matrix for every row of the batch.
+    For a product with `[batch, time, E]`, TensorFlow's gradient would first make a gradient of the kernel for
+    every row of the batch, and then add them up.
     """
     return matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
 

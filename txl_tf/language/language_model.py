@@ -332,8 +332,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def _generate_tokens(self, number: int, static_shapes: bool, **arguments: Any) -> Any:
         """`generate_tokens` as a graph.
 
-        With static shapes, every replica generates the same texts, because a TPU has the weights only on its replicas.
-        The result contains the texts of the first replica.
+        A TPU has the weights only on its replicas. So with static shapes, every replica generates, all the same texts.
+        The result contains those of the first replica.
         """
         write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
         if not static_shapes:

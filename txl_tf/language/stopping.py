@@ -101,7 +101,7 @@ def spell(vocab: Any, text: str) -> list[int]:
     and a newline is `eos`, or `eos` and `bos` if text follows.
 
     Raises:
-        ParameterError: the vocabulary cannot spell the text, or it is empty.
+        ParameterError: the text is empty or no string, or the vocabulary cannot spell it.
     """
     if not isinstance(text, str) or not text:
         raise ParameterError("stop_strings", text, "strings that are not empty")
@@ -113,7 +113,8 @@ def spell(vocab: Any, text: str) -> list[int]:
         units = vocab.encode(text).tolist()[bool(vocab.bos) :]  # without `bos`: the string may be inside a line
     except ValueError as error:
         raise _cannot_spell(vocab, text) from error
-    if not units or units.count(vocab.ids.get(vocab.unk)) != text.split().count(vocab.unk):
+    symbols = text.split() if vocab.level == "word" else list(text)
+    if not units or units.count(vocab.ids.get(vocab.unk)) != symbols.count(vocab.unk):
         raise _cannot_spell(vocab, text)
     return units
 

@@ -151,7 +151,8 @@ class RunCheckpoints:
     def newest_whole(self) -> int | None:
         """The step of the newest checkpoint that can be read to its end and has finite weights.
 
-        `None` if there are no checkpoints. Logs a warning for every newer one that is damaged.
+        Checkpoints that a killed program did not finish do not count. `None` if there are no others. Logs a warning for
+        every newer one that is damaged.
 
         Raises:
             MisfitError: all checkpoints are damaged.
@@ -161,13 +162,14 @@ class RunCheckpoints:
         for step in reversed(self.folder.steps(files="index|data.*")):
             if step in unfinished:
                 continue
+            path = self.folder.checkpoint(step)
             try:
-                check_whole(self.folder.checkpoint(step), check_finite=True)
+                check_whole(path, check_finite=True)
             except ValueError as error:
                 problems.append(str(error))
                 continue
             for problem in problems:
-                logger.warning("damaged checkpoint: %s; the previous checkpoint is used instead", problem)
+                logger.warning("damaged checkpoint: %s; %s is used instead", problem, os.path.basename(path))
             return step
         if problems:
             allowed = "a folder with a checkpoint that can be read"

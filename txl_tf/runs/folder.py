@@ -475,7 +475,10 @@ class RunFolder(CheckpointFolder):
             return [name for name in file.read(10_000).split("\n") if re.fullmatch(r"\w+\.(txt|model)", name)]
 
     def _remove_unfinished(self) -> None:
-        """Removes the files of an unfinished run, if there is one. The caller must hold the lock."""
+        """Removes temporary files of killed processes and, if there is an unfinished run, its files.
+
+        The caller must hold the lock.
+        """
         vocab_files = self._unfinished_files()
         remove_leftovers(self.path)
         if vocab_files is None:

@@ -169,7 +169,8 @@ def check_token_nll(path: str | None, **text: Any) -> None:
 
     Args:
         path: the path; `None` if there is none.
-        **text: name of the argument that names the text -> its value, as `find_files` takes it.
+        **text: exactly one keyword, such as `data_path=path`, with a value as `find_files` takes it; errors use its
+            name.
 
     Raises:
         ParameterError: `path` is a file of the text.
@@ -187,8 +188,8 @@ def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size
 
     Args:
         strategy: strategy that has the replicas.
-        parts: number of parts.
-        **batch_size: name of the argument that is the size of the batch -> its value.
+        parts: `gradient_accumulation_steps`.
+        **batch_size: exactly one keyword, such as `train_batch_size=64`; errors use its name.
 
     Raises:
         ParameterError: the batch cannot be divided.
@@ -196,7 +197,7 @@ def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size
     ((name, rows),) = batch_size.items()
     replicas = strategy.num_replicas_in_sync
     if rows % (replicas * parts):
-        among = f"{replicas} replicas"
+        among = "1 replica" if replicas == 1 else f"{replicas} replicas"
         if parts > 1:
             among += f" times gradient_accumulation_steps={parts}"
         raise ParameterError(name, rows, f"a multiple of {replicas * parts}, for {among}")

@@ -190,8 +190,8 @@ def _dense(rows: Any) -> tf.Tensor:
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
     """The largest request to a tagger. Its size is an estimate of the arrays that its rows take.
 
-    If the network reads a lattice, the `tokens` of `row_bytes` are its items, characters and words. If the network is
-    no `SentenceNetwork`, only the width of its hidden states is known, and the estimate is rough.
+    If the network reads a lattice, `row_bytes` takes the number of its items, characters and words, in place of tokens.
+    If the network is no `SentenceNetwork`, only the width of its hidden states is known, and the estimate is rough.
     """
     network: Any = tagger.network
     n_label = len(tagger.labels)
@@ -204,7 +204,8 @@ def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestL
         )  # fmt: skip
     n_head = getattr(network, "n_head", 0)  # a network without attention has neither heads nor feed-forward nets
     d_inner = getattr(network, "d_inner", 0)
-    # In a lattice, each pair of items has a position vector, as wide as the model, and four distances, int64.
+    # In a lattice, each pair of items has a position vector, as wide as the model, 8 numbers for each head, four
+    # distances (int64, 32 bytes), and as many bytes for the numbers of pairs that `distinct_pairs` computes from them.
     pair_bytes = 4 * (network.d_model + 8 * n_head + 16) if lattice else 4 * 10 * n_head
     widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * d_inner + 10 * n_label
 

@@ -96,7 +96,8 @@ class SentenceNetwork(Layer):
         With a `dropout_key`, each id except padding is replaced by the unknown id with the probability `token_dropout`.
         """
         if dropout_key is not None and self.token_dropout:
-            # The mask of `dropout` depends only on the key and the row, so replicas draw as one device would.
+            # The mask of `dropout` depends only on the key and the number of the sentence in the global batch, so
+            # replicas draw as one device would.
             is_known = dropout(tf.ones(shape_of(ids)), self.token_dropout, dropout_key) > 0
             ids = tf.where(is_known | (ids == PADDING), ids, UNKNOWN_ID)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)

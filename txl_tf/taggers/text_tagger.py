@@ -278,7 +278,8 @@ def joined(pieces: Sequence[TaggedText]) -> TaggedText:
 def window_begins(n: int, size: int) -> list[int]:
     """The positions where overlapping windows of `size` tokens begin in a sentence of `n` tokens, more than `size`.
 
-    The first window begins at 0, and the last one ends at `n`. Each overlaps the next one by about half or more.
+    The first window begins at 0, and the last one ends at `n`. Each overlaps the next one by at least half;
+    windows of one token do not overlap.
     """
     steps = -(-(n - size) // max(1, size // 2))
     return [i * (n - size) // steps for i in range(steps + 1)]

@@ -130,14 +130,15 @@ class AmongWorkers(TrainedModel):
 
         Args:
             name: "train_step" or "test_step".
-            next_steps: function that returns the number of steps of the next call.
+            next_steps: function that a call asks, once, for the number of its steps.
         """
         strategy = self.distribute_strategy
 
         def call(iterator):
             self._stop_agreed = any_worker(strategy, self.stop_requested)
             logs = {}
-            # Each step is a call of its own: within one graph, a sum over workers has one shape in all steps.
+            # Each step calls the graph anew: in one graph of several steps, a sum over workers could not change its
+            # shape from step to step.
             for _ in range(next_steps()):
                 logs = self._step_of_workers(name)(iterator)
             return logs

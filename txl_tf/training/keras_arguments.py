@@ -220,15 +220,16 @@ class CompiledMetrics:
         self._plain, self._weighted = (_metrics_of(name, given, redundant_names) for name, given in self.given.items())
         self.metrics = [*self._plain, *self._weighted]
         used_names = [*own_names]
-        for metric in self.metrics:
+        arguments = ["metrics"] * len(self._plain) + ["weighted_metrics"] * len(self._weighted)
+        for argument, metric in zip(arguments, self.metrics, strict=True):
             if metric.name in used_names and metric in self._weighted and not _is_given(metric, weighted_metrics):
                 metric.name = f"weighted_{metric.name}"  # as Keras names it
             if metric.name in used_names:
                 others = ", ".join(own_names)
                 message = f"metrics must have different names, and none of {others}, found {metric.name} again"
-                raise ParameterError("metrics", metric.name, f"names other than {', '.join(used_names)}", message)
+                raise ParameterError(argument, metric.name, f"names other than {', '.join(used_names)}", message)
             used_names.append(metric.name)
-            _make_variables(metric, n_classes)
+            _make_variables(argument, metric, n_classes)
 
     def update(self, labels: Tensor, outputs: Tensor, counted: Tensor, weights: Any) -> dict[str, tf.Tensor]:
         """Updates the metrics, and returns their results over all replicas. Arguments: see `Resumable.measure`."""
@@ -327,8 +328,8 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
     return MeanOfFunction(metric, name or getattr(metric, "name", None) or type(metric).__name__)
 
 
-def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
-    """Creates the variables of a metric that creates them in its first update.
+def _make_variables(argument: str, metric: keras.metrics.Metric, n_classes: int) -> None:
+    """Creates the variables of a metric, of this argument of `compile`, that creates them in its first update.
 
     Raises ParameterError if the metric was made outside of the strategy's scope: then replicas would lack variables.
     """
@@ -341,7 +342,7 @@ def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
     for variable in metric.variables:
         if not strategy.extended.variable_created_in_scope(variable.value):
             message = f"metric {metric.name} must be made within the scope of the strategy that the model is in"
-            raise ParameterError("metrics", metric.name, "made within strategy.scope()", message)
+            raise ParameterError(argument, metric.name, "made within strategy.scope()", message)
 
 
 def _result(metric: keras.metrics.Metric) -> Any:

@@ -545,7 +545,7 @@ class Resumable(AmongWorkers):
 
     @property
     def _default_save_signature(self) -> Any:
-        """The function that `tf.saved_model.save(model, folder)` writes: the call, as in `export`."""
+        """The default signature that `tf.saved_model.save(model, folder)` writes: the call, with `export`'s inputs."""
         specs = keras.tree.map_structure(
             lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), self.input_signature()
         )

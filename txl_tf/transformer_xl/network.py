@@ -383,7 +383,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         return hidden, new_mems, [*inputs_of_layers, hidden]
 
     def _inputs_of(self, tokens: Any, inputs_embeds: Any, done: Any) -> Any:
-        """The `tokens` of a call as int32 or, in their place, its `inputs_embeds`; checked."""
+        """Checks the inputs of a call. Returns `tokens` as int32, or `inputs_embeds` in the compute dtype."""
         if (tokens is None) == (inputs_embeds is None):
             got = "neither" if tokens is None else "both"
             message = f"inputs_embeds must be given in place of tokens, got {got}"

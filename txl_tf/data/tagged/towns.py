@@ -84,7 +84,7 @@ def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
 
 
 def _tags(text: str, kind: str) -> list[str]:
-    """Returns the BMES tags of the characters of a piece. An entity has at least two characters."""
+    """Returns the tags of the characters of a piece: an entity of two characters or more; with the kind "", none."""
     if not kind:
         return ["O"] * len(text)
     return [f"{prefix}-{kind}" for prefix in ("B" + "M" * (len(text) - 2) + "E")]
@@ -93,7 +93,8 @@ def _tags(text: str, kind: str) -> list[str]:
 def make_sentences(n_sentences: int, seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:
     """Makes sentences `(characters, tags)` by split: `n_sentences` for `"train"`, 500 each for `"valid"` and `"test"`.
 
-    Tags are BMES. A third of the words of the last two splits is not in the training sentences.
+    Tags are B-, M- and E- with the kind of the entity, and O. A third of the words of the last two splits is not in the
+    training sentences.
     """
     rng = random.Random(seed)
     everything = words()
