@@ -219,7 +219,7 @@ def test_an_average_is_evaluated_as_its_run_and_a_new_run_takes_its_batches(trai
     training = RunFolder(mean).read_config()["training"]
     assert training == RunFolder(trained_run[0]).read_config()["training"]
     assert evaluate_run(mean)["valid"] == trained_run[1]["valid"]
-    assert not [message for message in caplog.messages if "tgt_len" in message]
+    assert not [message for message in caplog.messages if message.startswith(f"{mean} ")]
     assert Origin(RunFolder(tmp_path / "new"), mean).settings["training"] == {
         "tgt_len": 8, "train_batch_size": 4, "eval_batch_size": 2, "shuffle_documents": False,
     }  # fmt: skip
@@ -231,7 +231,8 @@ def test_an_evaluation_without_a_record_of_the_training_says_what_it_uses(traine
     config = folder.read_config()
     Path(folder.config_file).write_text(json.dumps({**config, "training": {"eval_batch_size": 2}}))
     evaluate_run(folder.path, evaluation=EvaluationConfig(max_eval_batch=1))
-    assert mentions(caplog.messages, folder, "tgt_len", 70)
+    (message,) = [message for message in caplog.messages if message.startswith(f"{folder} ")]
+    assert mentions(message, "tgt_len", 70)
     caplog.clear()
     evaluate_run(folder.path, evaluation=EvaluationConfig(tgt_len=3, max_eval_batch=1))
-    assert not [message for message in caplog.messages if "tgt_len" in message]
+    assert not [message for message in caplog.messages if message.startswith(f"{folder} ")]

@@ -29,7 +29,7 @@ import txl_tf
 from txl_tf.data.lines import LineError
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.generation import generate
-from txl_tf.language.text_generator import TextStream
+from txl_tf.language.text_generator import Continuation, TextStream
 
 pytestmark = pytest.mark.usefixtures("opened_once")
 
@@ -294,7 +294,7 @@ def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
     with raises_naming(ValueError, tmp_path / "in", 2):
         run_here(tool, *arguments, "--strict")
     set_flags(tool, "--model_dir=x", "--input=y", "--num_return_sequences=2")
-    assert tool.line_of(("w1", ["a\nb", "c"])) == "a\\nb\nc\n"
+    assert tool.line_of(Continuation("w1", ["a\nb", "c"], [True, True])) == "a\\nb\nc\n"
     assert tool.line_of(LineError(b"", 2, ValueError("text is empty"), "y")) == "\n\n"
 
 

@@ -408,9 +408,9 @@ def test_without_tensorflow_text_the_model_has_signatures_of_ids_alone_and_that_
     monkeypatch.setattr(export, "_write", lambda *args: written.append(args))
     export.export_saved_model(lm, "served", vocab)
     assert mentions(capsys.readouterr().out, "served", "tensorflow-text")
-    ((serve, directory, vocabs, *_),) = written
-    assert directory == "served" and vocabs == {}
-    signatures = serve().signatures()
+    ((make, directory, served, _),) = written
+    assert directory == "served" and served.vocabs == {}
+    signatures = make().signatures()
     assert "score" in signatures and "score_text" not in signatures
 
     monkeypatch.setattr(export, "has_tensorflow_text", lambda: True)

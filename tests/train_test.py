@@ -90,6 +90,7 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(run_dir, trained_ru
 @pytest.mark.slow
 def test_a_finished_run_is_evaluated_and_not_trained(run_dir, text_file, capsys):
     first = train_run(run_dir, text_file)
+    assert steps_of(capsys.readouterr().out)
     assert train_run(run_dir, text_file) == first
     assert not steps_of(capsys.readouterr().out)
 
