@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from helpers import ROOT, TEXT, mentions
@@ -180,7 +181,8 @@ def test_the_programs_of_the_wheel_run(installed, tmp_path):
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     scripts = sorted(path.name for path in folder.glob("bin/*"))
-    assert len(scripts) == 14
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert scripts == sorted(project["scripts"])
     for name in scripts:
         helped = run(name, "--help")
         assert f"    {name} --" in helped.stdout and not helped.stderr, (name, helped)

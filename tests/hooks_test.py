@@ -330,6 +330,14 @@ def _(tmp_path):
     assert not Twice.found
 
 
+@hook("keras.Model._loss_tracker")
+def _(tmp_path):
+    """It is the only metric of a model that was compiled without metrics."""
+    model = Bare()  # whose `compile` has made it
+    (metric,) = model.metrics
+    assert metric is model._loss_tracker and metric.name == "loss"
+
+
 @hook("keras.Model._default_save_signature")
 def _(tmp_path):
     class Own(keras.Model):
