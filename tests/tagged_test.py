@@ -85,7 +85,7 @@ def test_lines_of_one_column_are_refused(tmp_path, content, line, number):
         read_tagged(write_text(tmp_path / "file", content))
     error = caught.value
     assert error.name == f"{tmp_path / 'file'}, line {number}"
-    assert error.value == line and "tab" in error.allowed
+    assert error.value == line and "tag" in error.allowed
 
 
 # ---------------------------------------------------------------------------------------------------------- encoding
