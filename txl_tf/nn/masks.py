@@ -10,8 +10,8 @@
     forbidden                                       a key is forbidden          a key is forbidden
 
 The first three rows are Keras's convention. The others are the convention of the articles (docs/articles.md). Numbers
-are 0 or 1. Eager calls raise an error for other numbers; graphs do not check them. The numbers of `mask` [batch, keys]
-must be integers.
+are 0 or 1. Eager calls raise an error for other numbers; graphs do not check them. In the vanilla Transformer, whose
+`mask` may have several shapes, numbers of `mask` [batch, keys] must be integers.
 
 The functions take the `name` of an argument, for errors, its mask, and `sizes`, the `{name: size}` of the dimensions
 that are known. They raise a ParameterError if the mask has another shape, or if it is neither bool nor numbers. Where
