@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers import eagerly, mentions, raises_naming, raises_parameter
 
 import txl_tf
-from txl_tf.data.text.checked_batches import IGNORED, check_batches
+from txl_tf.data.text.checked_batches import IGNORED, check_batches, check_weights
 
 SLOW = pytest.mark.slow
 BINS = {"cutoffs": [6, 14], "div_val": 2}
@@ -249,6 +249,12 @@ def test_a_weight_that_is_negative_or_not_finite_is_refused(small_lm, bad):
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
             method(dataset, verbose=0)
         assert mentions(str(caught.value), "weights", bad)
+
+
+@pytest.mark.parametrize("weights", [np.array([None, 1.0]), np.ones(2, "datetime64[s]")])
+def test_weights_of_a_type_that_tensorflow_lacks_are_refused(weights):
+    with raises_parameter("sample_weight"):
+        check_weights(weights, IDS)
 
 
 def test_weights_of_another_kind_or_shape_are_refused(small_lm):

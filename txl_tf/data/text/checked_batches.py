@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import as_array
+from txl_tf.nn.base import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids, id_error
 
 IGNORED = -100  # a label that does not count, as in PyTorch
@@ -187,7 +187,10 @@ def _are_batches(spec: Any) -> bool:
 
 def _weights_fit(weights: Any, shape: tf.TensorShape) -> bool:
     """Whether a tensor, array or spec can be the weights of labels of this shape, `[B, T]`, or of their rows."""
-    dtype = tf.as_dtype(weights.dtype)
+    try:
+        dtype = tf.as_dtype(weights.dtype)
+    except TypeError:  # a dtype that only NumPy has, such as datetime64
+        return False
     weights_shape = tf.TensorShape(weights.shape)
     rows, length = shape if shape.rank else (None, None)
     allowed_shapes = [rows], [rows, 1], [rows, length]
@@ -238,7 +241,7 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
             text = f"every batch must have the rows of the first, {rows}, found"
             checks.append((shape[0] == rows, [text, shape[0], hint]))
         elif rows_divide_by is not None and rows_divide_by > 1:
-            text = f"the rows of every batch must divide by {rows_divide_by}, the number of replicas and parts, found"
+            text = f"the rows of every batch must be a multiple of {rows_divide_by}, replicas times parts, found"
             checks.append((shape[0] % rows_divide_by == 0, [text, shape[0]]))
         if longest is not None:
             text = f"segments of an evaluation must not be longer than the first, {longest}, found"
@@ -440,13 +443,15 @@ def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
 
 
 def check_weights_fit(sample_weight: Any, labels: Any) -> None:
-    """Raises ParameterError unless weights, an array or tensor, have the shape of the labels or of their rows."""
-    if sample_weight.dtype == object or not _weights_fit(sample_weight, tf.TensorShape(labels.shape)):
+    """Raises ParameterError unless weights are numbers (or bool) `[batch, tgt_len]`, `[batch, 1]` or `[batch]`.
+
+    Args:
+        sample_weight: the weights, an array or tensor.
+        labels: array or tensor `[batch, tgt_len]`.
+    """
+    if not _weights_fit(sample_weight, tf.TensorShape(labels.shape)):
         allowed = f"numbers [batch] or [batch, tgt_len] = {[*labels.shape]}"
-        dtype_and_shape = f"{tf.as_dtype(sample_weight.dtype).name} {[*sample_weight.shape]}"
-        raise ParameterError(
-            "sample_weight", sample_weight, allowed, f"sample_weight must be {allowed}, got {dtype_and_shape}"
-        )
+        raise tensor_error("sample_weight", sample_weight, allowed)
 
 
 def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
