@@ -402,6 +402,22 @@ def test_control_characters_of_messages_and_errors_are_made_visible(verbosity, c
     assert capsys.readouterr().out == f"sample: {shown}\n"
 
 
+@pytest.mark.parametrize("word, part", [
+    ("a\nb=c", "a\nb=c"),  # a file
+    ("a\nb=c", "a\nb"),
+    ("--input=a\nb", "a\nb"),
+    ("--input=a\nb=c\nd", "a\nb=c\nd"),
+])  # fmt: skip
+def test_newlines_of_the_command_line_are_escapes_in_a_message(monkeypatch, word, part):
+    monkeypatch.setattr(sys, "argv", ["some.py", word])
+    assert printing.on_one_line(f"found {part}:\n- x") == "found " + part.replace("\n", "\\n") + ":\n- x"
+
+
+def test_a_newline_as_the_value_of_a_flag_leaves_those_of_a_message(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["some.py", "--stop=\n"])
+    assert printing.on_one_line("two problems:\n- a\n- b") == "two problems:\n- a\n- b"
+
+
 # ----------------------------------------------------------------------------------------------------------- flags
 
 

@@ -26,8 +26,13 @@ def program_name(path: str | None = None) -> str:
 
 
 def on_one_line(message: str) -> str:
-    r"""Returns a message with `\n` instead of the newlines that come from the command line, such as from file names."""
-    values = {word.partition("=")[2] or word for word in sys.argv if "\n" in word}
+    r"""Returns a message with `\n` instead of the newlines that come from the command line, such as from file names.
+
+    A value of only white space, as that of `--stop` may be, is left as it is: it could be any newline of the message.
+    """
+    # A message may contain a word as a whole, or the value of a flag, or only what stands before "=".
+    parts = {part for word in sys.argv for part in (word, *word.partition("=")[::2])}
+    values = {part for part in parts if "\n" in part and not part.isspace()}
     for value in sorted(values, key=len, reverse=True):
         message = message.replace(value, value.replace("\n", "\\n"))
     return message
