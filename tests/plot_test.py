@@ -111,6 +111,15 @@ def test_the_validation_after_the_last_step_of_an_old_log_is_that_of_the_best_we
     assert label == f"a: validation (best {1.4 / math.log(2):.4g})"
 
 
+@pytest.mark.parametrize("lost", ["val_bpc", "val_loss", "learning_rate", "grad_norm"])
+def test_a_log_without_a_column_is_refused(plot, run, tmp_path, lost):
+    folder = shutil.copytree(run, tmp_path / "lost")
+    log = (folder / "log.csv").read_text()
+    (folder / "log.csv").write_text(log.replace(lost, "another", 1))
+    with raises_parameter("model_dir"):
+        plot.read_log(folder)
+
+
 def test_a_tagger_s_best_is_its_f1(plot, run):
     log = {name: column for name, column in plot.read_log(run).items() if not name.endswith("bpc")}
     figure = plot.draw_curves({"a": {**log, "val_f1": np.array([np.nan, 0.5, 0.9123])}})

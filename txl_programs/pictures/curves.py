@@ -22,7 +22,7 @@ def read_log(model_dir):
     folder of the best weights.
 
     Raises:
-        ParameterError: the run has no log.csv, or log.csv has no rows or is damaged.
+        ParameterError: the run has no log.csv, or log.csv has no rows, lacks a column or is damaged.
     """
     path = os.path.join(model_dir, "log.csv")
     if not tf.io.gfile.exists(path):
@@ -42,6 +42,11 @@ def read_log(model_dir):
     if not rows:
         message = f"{path} has no rows: the run has not reached its first line of progress"
         raise ParameterError("model_dir", model_dir, "a run with rows in its log.csv", message)
+    metric = next((name for name in METRICS if name in log), "loss")
+    missing = [name for name in (metric, f"val_{metric}", "val_loss", "learning_rate", "grad_norm") if name not in log]
+    if missing:
+        message = f"{path} is not the log of a training run: it has no column {missing[0]}"
+        raise ParameterError("model_dir", model_dir, "a run with a whole log.csv", message)
     best = RunFolder(model_dir).find_best()
     if best and best["step"] == log["step"][-1] and math.isnan(log["val_loss"][-1]):
         for name in ("val_loss", "val_f1", "val_bpc", "val_ppl"):
