@@ -239,6 +239,13 @@ def test_position_scores_may_be_a_list_with_an_array_of_any_float_type_for_each_
         layers.attend(**{**arguments, "position_scores": [of_heads[0], of_heads[1][..., :-1]]})
 
 
+def test_position_scores_of_heads_have_one_shape():
+    arguments = call_of("attend")
+    first, second = (np.float32(scores) for scores in arguments["position_scores"])
+    with raises_parameter("position_scores[1]"):
+        layers.attend(**{**arguments, "position_scores": [first, second[..., :-1, :]]})
+
+
 def test_functions_in_graphs_check_and_compute_the_same_and_can_be_pickled():
     x = call_of("rel_shift")["x"]
     np.testing.assert_array_equal(tf.function(layers.rel_shift)(x), layers.rel_shift(x))

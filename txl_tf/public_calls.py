@@ -309,12 +309,15 @@ def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
     call_dtype = ("q", tf.as_dtype(arguments["q"].dtype))
     if isinstance(scores, list) and scores and all(map(_is_tensor_or_array, scores)):
         keys = {"keys": sizes["keys"]} if "keys" in sizes else {}  # the other sizes are checked in the whole tensor
-        scores = tf.stack(
-            [
-                _checked_tensor(f"position_scores[{i}]", x, "float", ["...", "keys"], {**keys}, call_dtype, mixed=False)
-                for i, x in enumerate(scores)
-            ]
-        )
+        of_heads = [
+            _checked_tensor(f"position_scores[{i}]", x, "float", ["...", "keys"], {**keys}, call_dtype, mixed=False)
+            for i, x in enumerate(scores)
+        ]
+        for i, x in enumerate(of_heads):
+            if not tf.TensorShape(x.shape).is_compatible_with(of_heads[0].shape):
+                allowed = f"of the shape of position_scores[0], {[*of_heads[0].shape]}"
+                raise tensor_error(f"position_scores[{i}]", x, allowed)
+        scores = tf.stack(of_heads)
     same_for_all_rows = _rank_of("position_scores", scores) == 3
     dims = ["n_head", "tgt_len", "keys"] if same_for_all_rows else ["n_head", "...", "tgt_len", "keys"]
     arguments["position_scores"] = _checked_tensor(
