@@ -40,11 +40,18 @@ class Pair:
         return cls(left, left, **options)
 
 
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 1 has no such strings")
+def test_numpy_s_strings_of_any_length_are_strings():
+    texts = np.array(["a", "bc"], np.dtypes.StringDType())
+    assert read(None, texts, texts) == ["a", "bc", "a", "bc"]
+
+
 def test_calls_that_fit_are_those_of_the_function(tmp_path):
     assert joined("ab", times=np.int64(2), factor=np.float32(1.5), upper=np.bool_(True)) == "ABABAB"
     assert joined("ab", factor=2, upper=1) == "ABAB"
     assert read(tmp_path, ["a"], iter(["b"])) == ["a", "b"]
     assert read(None, np.array(["a", "b"])) == ["a", "b"]
+    assert read(None, (), np.array([b"a"])) == ["b'a'"]
     assert Pair.twice(3).sum == (3, 3) and Pair(1).plus(Pair(2)).sum == (1, None)
 
 

@@ -272,10 +272,11 @@ def _list_of(element: _Kind | None) -> _Kind | None:
         if isinstance(value, (list, tuple, set, frozenset)):
             return all(map(element.has, typing.cast("Iterable[Any]", value)))
         # The elements of other iterables are not checked, because that would use up an iterator. But the dtype of an
-        # array shows that it is not a list of strings.
+        # array shows that it is not a list of strings: "U" and "T" are strings of NumPy, "S" bytes.
         is_array = hasattr(typing.cast("Any", value), "dtype")
         if is_array and "string" in element.several:
-            return getattr(typing.cast("Any", value).dtype, "kind", "") in ("U", "O")
+            kinds = "UTOS" if "bytes" in element.several else "UTO"
+            return getattr(typing.cast("Any", value).dtype, "kind", " ") in kinds
         return True
 
     return _Kind(f"a list of {element.several}", f"lists of {element.several}", has)
