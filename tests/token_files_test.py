@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from helpers import raises_parameter
+import tensorflow as tf
+from helpers import raises_naming, raises_parameter
 
 from txl_tf.data import token_files
 from txl_tf.errors import ArgumentTypeError
@@ -58,3 +59,18 @@ def test_files_that_are_not_whole_are_refused(tmp_path, scheme):
         token_files.open_tokens([scheme + path])
     with pytest.raises(FileNotFoundError, match="b.npy"):
         token_files.open_tokens([f"{scheme}{tmp_path}/b.npy"])
+
+
+def test_a_file_that_is_lost_while_it_is_read_is_named(tmp_path, monkeypatch):
+    path = "file://" + write_tokens(tmp_path / "a.npy", [[1, 2, 3]])
+    tokens = token_files.open_tokens([path])
+    (tmp_path / "a.npy").rename(tmp_path / "b.npy")
+    with raises_naming(OSError, "a.npy"):
+        tokens[:2]
+
+    def lost(path):
+        raise tf.errors.UnavailableError(None, None, "no connection")
+
+    monkeypatch.setattr(tf.io.gfile, "stat", lost)
+    with raises_naming(OSError, "b.npy"):
+        token_files.read_header(str(tmp_path / "b.npy"))

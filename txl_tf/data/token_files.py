@@ -160,9 +160,11 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
 
     Raises:
         ParameterError: it is not a one-dimensional .npy file of integers, or its size differs from its header.
+        OSError: the file cannot be read.
     """
     with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         head = io.BytesIO(file.read(_HEADER_BYTES))
+        size = tf.io.gfile.stat(path).length
     not_whole = f"{path} is not a whole token file:"
     try:
         np.lib.format.read_magic(head)
@@ -174,7 +176,6 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
         raise ParameterError(path, None, "a .npy file of one row", message) from error
     if dtype.kind not in "iu":
         raise ParameterError(path, dtype, "integers", f"{not_whole} it must contain integers, got {dtype}")
-    size = tf.io.gfile.stat(path).length
     if size != expected:
         message = f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {size}"
         raise ParameterError(path, size, f"{expected} bytes", message)
@@ -193,7 +194,7 @@ class _RemoteFile:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         first, last, _ = index.indices(self.n_tokens)
-        with tf.io.gfile.GFile(self.path, "rb") as file:
+        with naming_read_errors(self.path), tf.io.gfile.GFile(self.path, "rb") as file:
             file.seek(self.start + first * self.dtype.itemsize)
             data = file.read(max(last - first, 0) * self.dtype.itemsize)
         return np.frombuffer(data, self.dtype)
