@@ -42,9 +42,9 @@ class TwoAhead(txl_tf.TransformerXLLM):
         self.second_head = keras.layers.Dense(self.network.n_token, name="second_head")
         self.second_head.build((None, None, self.network.d_model))
 
-    def segment_nll(self, tokens, labels, mems, training=None, dropout_key=None, **_):
-        """The loss of a segment: `(nll [batch, tgt_len], which labels count or None for all, new memory)`."""
-        hidden, new_mems = self.outputs(tokens, mems, training=training, dropout_key=dropout_key)
+    def segment_nll(self, tokens, labels, mems, training=None, **options):
+        """Returns `(nll [batch, tgt_len], kept, new_mems)`. `kept` is `None` because all labels count."""
+        hidden, new_mems = self.outputs(tokens, mems, training=training, **options)
         nll = self.nll_of(hidden, labels)  # [batch, tgt_len]
         if training:
             # The label of the next position is the character after the next one. The last position has none.

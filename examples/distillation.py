@@ -46,10 +46,11 @@ def student_of(teacher, **sizes):
         def initial_mems(self, batch_size):
             return [*super().initial_mems(batch_size), *teacher.initial_mems(batch_size)]
 
-        def segment_nll(self, tokens, labels, mems, training=None, dropout_key=None, **_):
-            hidden, own_mems = self.outputs(tokens, mems[:n_layer], training=training, dropout_key=dropout_key)
+        def segment_nll(self, tokens, labels, mems, training=None, dropout_key=None, **options):
+            own = {"training": training, "dropout_key": dropout_key}
+            hidden, own_mems = self.outputs(tokens, mems[:n_layer], **own, **options)
             nll = self.nll_of(hidden, labels)
-            teacher_hidden, teacher_mems = teacher.outputs(tokens, mems[n_layer:])
+            teacher_hidden, teacher_mems = teacher.outputs(tokens, mems[n_layer:], **options)
             if training:
                 probs = tf.stop_gradient(tf.exp(teacher.log_probs_of(teacher_hidden)))
                 cross_entropy = -tf.reduce_sum(probs * self.log_probs_of(hidden), -1)

@@ -41,9 +41,9 @@ class Kinds(txl_tf.TransformerXLLM):
         self.head = keras.layers.Dense(len(KINDS), name="head")
         self.head.build((None, None, self.network.d_model))
 
-    def segment_nll(self, tokens, labels, mems, training=None, dropout_key=None, **_):
-        """The loss of a segment: `(nll [batch, tgt_len], which labels count or None for all, new memory)`."""
-        hidden, new_mems = self.network(tokens, mems=mems, training=training, dropout_key=dropout_key)
+    def segment_nll(self, tokens, labels, mems, **options):
+        """Returns `(nll [batch, tgt_len], kept, new_mems)`. `kept` is `None` because all labels count."""
+        hidden, new_mems = self.outputs(tokens, mems, **options)
         nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.head(hidden))
         return nll, None, new_mems
 

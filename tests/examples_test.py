@@ -271,6 +271,23 @@ def test_the_loss_of_a_student_is_a_mean_of_nll_and_of_the_teachers_cross_entrop
         assert len(mems) == 3
 
 
+@pytest.mark.parametrize("name", ["auxiliary_loss", "distillation", "own_head"])
+def test_the_memory_of_a_recipe_ends_with_a_document(name):
+    for module in program(f"examples/{name}.py"):
+        sizes = {**SMALL, "n_layer": 1, "mem_len": 3, "dropout": 0.0}
+        if name == "distillation":
+            lm = module.student_of(txl_tf.TransformerXLLM(**sizes), **sizes)
+        else:
+            lm = module.TwoAhead(**sizes) if name == "auxiliary_loss" else module.Kinds(**sizes)
+        tokens = np.arange(20).reshape(2, 10)
+        labels = tokens % 3
+        done = tokens == tokens[:, 4:5]  # the document ends with the first segment
+        _, _, mems = lm.segment_nll(tokens[:, :5], labels[:, :5], lm.initial_mems(2), done=done[:, :5])
+        found = lm.segment_nll(tokens[:, 5:], labels[:, 5:], mems)[0]
+        new = lm.segment_nll(tokens[:, 5:], labels[:, 5:], lm.initial_mems(2))[0]
+        np.testing.assert_allclose(found, new, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_the_auxiliary_loss_changes_gradients_alone():
     for module in program("examples/auxiliary_loss.py"):
