@@ -617,6 +617,9 @@ def served_numbers(answers):
 
 
 def main(names):
+    unknown = {*names} - {case.name for case in (*CASES, *RUNS)}
+    if unknown:
+        sys.exit(f"there is no case {' '.join(sorted(unknown))}")
     for case in (*CASES, *RUNS):
         if case.name in names or not (names or (case.folder / "numbers.npz").exists()):
             case.save()

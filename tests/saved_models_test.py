@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import eagerly
-from saved_models import CASES, RUNS, STRANGER, FunctionalCase, ask, served_numbers, unpack
+from saved_models import CASES, RUNS, STRANGER, FunctionalCase, ask, main, served_numbers, unpack
 
 import txl_tf
 from txl_tf.environment import too_old
@@ -137,3 +137,8 @@ def test_a_new_export_of_a_keras_file_answers_as_the_one_of_then(case, tmp_path)
     model = keras.saving.load_model(case.folder / "model.keras")
     case.export(model, tmp_path / "1")
     assert_found(served_numbers(ask(tmp_path / "1", case.requests())), case.numbers(), "served/")
+
+
+def test_a_name_of_no_case_is_refused():
+    with pytest.raises(SystemExit):
+        main(["no_case"])
