@@ -114,7 +114,7 @@ def make_answering(folder, path):
 @messages_to_stderr()
 def main():
     if not FLAGS.columns or set(FLAGS.columns) - set(COLUMNS):
-        message = f"columns must be of {', '.join(COLUMNS)}, got {','.join(FLAGS.columns)!r}"
+        message = f"--columns must name some of {', '.join(COLUMNS)}, got {','.join(FLAGS.columns)!r}"
         raise ParameterError("columns", FLAGS.columns, list(COLUMNS), message)
     only_tsv = f"is for --format=tsv, got --format={FLAGS.format}, which writes every number"
     check_used((("columns",), FLAGS.format == "tsv", only_tsv))

@@ -350,12 +350,12 @@ def span_of(config):
 def held_out(folder, vocab):
     """Returns the ids of the text in --text_path or, without it, the first --max_tokens ids of the run's valid split.
 
-    Raises ParameterError if the corpus of the run has changed.
+    Without --text_path, raises ParameterError if the vocabulary or the valid split is not that of the run.
     """
     if FLAGS.text_path is not None:
         return encode_text(FLAGS.text_path, vocab, folder.read_config()["data"])[0]
     corpus = corpus_of(folder)
-    check_vocab(folder, [corpus.vocab], "give a text_path")
+    check_vocab(folder, [corpus.vocab], "Give a text_path")
     check_text(folder, {"valid": corpus.fingerprint("valid")}, "give a text_path")
     return np.asarray(corpus.splits["valid"][: FLAGS.max_tokens])
 

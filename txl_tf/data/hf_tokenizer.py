@@ -39,7 +39,8 @@ def _tokenizers() -> Any:
         import tokenizers
     except ImportError as error:
         message = "a tokenizer.json needs the package tokenizers, which is not installed: pip install tokenizers"
-        raise ParameterError("vocab_path", None, "a SentencePiece model without tokenizers", message) from error
+        allowed = "a SentencePiece model, or a tokenizer.json with the package tokenizers installed"
+        raise ParameterError("vocab_path", None, allowed, message) from error
     return tokenizers
 
 

@@ -31,15 +31,19 @@ def set_matmul_precision(precision: str) -> None:
         precision: "float32", or "bfloat16", which keeps 8 of the 24 significant bits of a float32.
 
     Raises:
-        ParameterError: `precision` has another value; or the process cannot compute as requested, because it has a GPU
-            or TPU, the processor has no AMX, TensorFlow has multiplied before, or the environment sets another mode.
+        ParameterError: `precision` has another value; or the process cannot compute as requested. "bfloat16": there is
+            a GPU or TPU, the processor has no AMX, or TensorFlow has multiplied before. "float32": an environment
+            variable, or an earlier call of this function, has chosen another mode.
     """
     one_of(MATMUL_PRECISIONS)("matmul_precision", precision)
     if precision == "float32":
         for name in (VARIABLE, _OF_ONEDNN):
             if os.environ.get(name, "STRICT").upper() != "STRICT":
                 allowed = f"bfloat16 where {name}={os.environ[name]}"
-                message = f"matmul_precision=float32 needs {name} to be unset, got {name}={os.environ[name]}"
+                message = (
+                    f"matmul_precision=float32 is not possible with {name}={os.environ[name]}, which the environment "
+                    "or an earlier matmul_precision=bfloat16 has set: start another process without it"
+                )
                 raise ParameterError("matmul_precision", precision, allowed, message)
         return
     accelerators = [device.name for device in tf.config.list_logical_devices() if device.device_type in ("GPU", "TPU")]

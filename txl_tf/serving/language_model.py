@@ -201,7 +201,8 @@ class LanguageModelSignatures(StoredModel):
         # `batch_size` may have any shape. With [1, 1, 1] for three rows, a server can join requests along this axis.
         rows: Any = tf.reduce_sum(tf.cast(batch_size, tf.int64))
         valid = tf.reduce_all(batch_size >= 0) & (rows <= max_rows)
-        rows = checked([Check(valid, f"batch_size must lie between 0 and {max_rows}", batch_size)], rows)
+        requirement = f"batch_size must not be negative, and its sum at most {max_rows}"
+        rows = checked([Check(valid, requirement, batch_size)], rows)
         return {"state": self.state.initial(tf.cast(rows, tf.int32))}
 
     def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:

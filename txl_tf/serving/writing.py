@@ -117,11 +117,11 @@ def _stops_of_units(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, ba
 
 
 def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
-    """Checks of the number of rows of the argument `name`, and of the number of stop strings in a row."""
+    """Checks of the number of rows of the argument `name`, and of the number of stop strings for each row."""
     rows, number = tf.unstack(tf.shape(stops)[:2])
     return [
         Check((rows == batch) | (rows == 1), f"{name} must have 1 row, or one for each row of the request", rows),
-        Check(number <= MAX_STOPS, f"{name} must have at most {MAX_STOPS} stop strings a row", number),
+        Check(number <= MAX_STOPS, f"{name} must have at most {MAX_STOPS} stop strings for each row", number),
     ]
 
 

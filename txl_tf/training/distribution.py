@@ -398,7 +398,8 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
     def own(x):
         """The rows of one tensor that belong to this worker."""
         rows = tf.shape(x)[0]
-        text = ["the batch must divide by the number of replicas, got", rows, "rows on", replicas, "replicas"]
+        requirement = "the number of rows of the batch must be divisible by the number of replicas, got"
+        text = [requirement, rows, "rows on", replicas, "replicas"]
         with tf.control_dependencies([tf.debugging.Assert(rows % replicas == 0, text)]):
             return tf.split(x, workers)[index]
 

@@ -407,7 +407,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             got = f"{rows} rows on {replicas} replicas"
             if parts > 1:
                 got += f" with gradient_accumulation_steps={parts}"
-            message = f"the batch must divide by the number of replicas, got {got}"
+            message = f"the number of rows of the batch must be divisible by the number of replicas, got {got}"
             raise ParameterError("batch", rows, f"a multiple of {replicas * parts} rows", message)
 
     def _prepare(self, x: Tensor, evaluation: bool = False, name: str = "x", allow_shuffled: bool = False) -> Batches:

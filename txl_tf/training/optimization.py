@@ -426,17 +426,16 @@ def make_schedule(
 ) -> keras.optimizers.schedules.LearningRateSchedule:
     """Linear warm-up from 0 to `learning_rate`, then cosine decay to `min_lr_ratio * learning_rate` at `train_steps`.
 
-    It equals the original's schedule within 1e-7.
+    It is the original's schedule, up to the rounding of float32.
 
     Raises:
         ParameterError: `train_steps` is less than 1, or `warmup_steps` is not in [0, train_steps).
     """
     at_least(1)("train_steps", train_steps)
     if not is_integer(warmup_steps) or not 0 <= warmup_steps < train_steps:
-        allowed = f"lie in [0, train_steps={train_steps})"
         message = (
-            f"warmup_steps must {allowed}, got {warmup_steps}: give a shorter one, such as "
-            f"warmup_steps={train_steps // 10}, or a larger train_steps"
+            f"warmup_steps must be an integer in [0, train_steps={train_steps}), got {warmup_steps}: give another one, "
+            f"such as warmup_steps={train_steps // 10}, or a larger train_steps"
         )
         raise ParameterError("warmup_steps", warmup_steps, f"an integer in [0, {train_steps})", message)
     decay = {"decay_steps": train_steps - warmup_steps, "alpha": min_lr_ratio}
