@@ -433,7 +433,10 @@ def matmul_peak(dtype, size=2048):
 
 
 def shape_of(mode):
-    """The shape of a mode, with the changes by flags."""
+    """The sizes of the model and data of a mode, see `SHAPES`, as changed by flags.
+
+    A flag for a size wins over --scaling and --quick.
+    """
     shape = dict(SHAPES[mode])
     if FLAGS.scaling:
         shape["n_layer"] = 2

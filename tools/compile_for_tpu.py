@@ -160,9 +160,9 @@ def compile_text(text, device, n_layer):
 def cost_of(module, client, n_layer):
     """The operations and bytes of a compiled program: dict of "flops" and "bytes accessed".
 
-    XLA's own analysis counts the body of a loop once. This function counts it as often as it runs, if the loop is in
-    the main computation or in the body of such a loop; loops in other called computations still count once. A loop
-    whose limit is not a constant of its condition is taken for the backward pass over the layers: `n_layer` times.
+    XLA's own analysis counts the body of a loop once. This function counts it as often as it runs, also within loops,
+    branches of conditionals and called computations. A loop whose limit is not a constant of its condition is assumed
+    to be the backward pass over the layers, and counted `n_layer` times.
 
     Args:
         module: the program.

@@ -214,9 +214,10 @@ class Writer:
         return text
 
     def report(self):
-        """Prints the number of generated tokens, and the speed without the first call, which compiles the graph.
+        """Prints the number of generated tokens, and the speed.
 
-        Prints nothing if only the first call generated tokens.
+        The speed is without the first call of `session.write`, which compiles the graph. Prints nothing if only this
+        call generated tokens.
         """
         if self.timed > 0:
             print(f"{self.written} tokens, {self.timed / self.seconds:,.0f} tokens/s", file=sys.stderr)

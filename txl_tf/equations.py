@@ -209,11 +209,14 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         if seen is not None:
             seen.parts.append((q, k, places))
         if zero_q is None:
-            position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]
+            position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]; `None` if there are none
         else:
-            position = places.scores_by_distance(position_q)  # the scores of `Zeros.k`, which k does not contain
-        # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]
-        return attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
+            # `Zeros.k` was subtracted from all keys. As keys turn, its score depends on the distance: it is added here.
+            position = places.scores_by_distance(position_q)
+        # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]. The
+        # queries are scaled already.
+        scale = 1.0
+        return attend(content_q, k, v, position, places.visible, scale, *drop, **places.special)
 
     content_q, position_q = w.positions.queries(q, w)
     position_q = position_q if zero_q is None else zero_q

@@ -224,7 +224,10 @@ class LanguageModelView:
 
         Args:
             text: the text.
-            pick: index of the clicked token.
+            pick: data of the click: the index of the clicked token, as text.
+
+        Raises:
+            ParameterError: the text is not as `encode_two` needs it, or `pick` names no token that can be clicked.
         """
         ids = self.encode_two(text)
         (place,) = picked(pick, 1)

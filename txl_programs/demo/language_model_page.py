@@ -261,7 +261,7 @@ class LanguageModelPage(Board):
 
     @answered
     def show_alternatives(self, asked, data: gr.EventData):
-        """Shows the most likely tokens at the clicked position."""
+        """Shows the most likely tokens at the clicked position, for each run with the vocabulary of the clicked one."""
         asked = self._pick(asked, data)
         answers = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.by_run.items()}
         yield side_by_side(answers, asked.names), asked

@@ -212,7 +212,7 @@ def _follow(
     """Passes the output of worker 0 to `write` until `fit` ends. Logs restarts, and that workers wait for room.
 
     A signal to this process, or an error of `write`, first ends the workers, and is raised when `fit` has ended. If no
-    program runs, or on a second one, it is raised at once.
+    program is running, it is raised at once; so is a second signal or error.
 
     Args:
         desk: the actor of the class `Desk`.
@@ -222,9 +222,9 @@ def _follow(
     """
     import ray
 
-    needed_in_words, is_free = needed
+    needed_in_words, is_enough = needed
     # Where resources are missing, the line about waiting comes at once.
-    log_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_free else 0)
+    log_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_enough else 0)
     known_starts = 0
     has_logged_waiting = False
     ending = None  # the exception that ends the workers
@@ -389,10 +389,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _prepare_process() -> None:
-    """Prepares the new process of a program. It is called in this process, before the program starts.
+    """Prepares the process of a program. Runs in the new process, between fork and exec.
 
-    It unblocks Ctrl-C, which Ray's processes block. On Linux, it also makes the kernel kill the program when Ray's
-    process ends, because Ray may then start another program in its place.
+    It unblocks Ctrl-C, which Ray's processes block. On Linux, it also makes the kernel kill the program when the thread
+    of Ray's process that started it ends, because Ray may then start another program in its place.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if sys.platform == "linux":

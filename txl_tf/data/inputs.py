@@ -88,7 +88,10 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _is_loop(folder: str, path: str) -> bool:
-    """Whether a path below `folder` is a symbolic link to itself, or to a folder that contains it. Logs a warning."""
+    """Whether a path below `folder` is a symbolic link that leads in circles, or to a folder that contains it.
+
+    Logs a warning if it is.
+    """
     if not os.path.islink(path):
         return False
     target = os.path.realpath(path)

@@ -285,21 +285,23 @@ class LineFile:
         return [block for block in blocks if os.path.basename(block.tally_path) not in existing]
 
     def join(self, blocks: list[Block], tally: Tally) -> None:
-        """Writes the output file from the answers to all blocks, then done.json, and removes the answers to blocks.
+        """Writes the output file from the answers to all blocks, then done.json. Empties `state` except for done.json.
 
         Args:
             blocks: all blocks of the file.
             tally: tally of all answers, without messages.
 
         Raises:
-            OSError: the input file has changed since the first block was answered.
+            OSError: the size or the time of the input file has changed since this `LineFile` was made; or a file cannot
+                be read or written.
         """
         if self._fingerprint() != self.fingerprint:
             raise OSError(f"{self.path} has changed while it was answered: start again")
         joined = os.path.join(self.state, "joined")
         with new_file(joined) as file:
             for block in blocks:
-                for piece in pieces_of_block(block._replace(path=block.answers_path, start=0, length=1 << 62)):
+                whole_file = block._replace(path=block.answers_path, start=0, length=1 << 62)
+                for piece in pieces_of_block(whole_file):
                     file.write(piece)
         with naming_write_errors(self.output):
             size = tf.io.gfile.stat(joined).length

@@ -63,12 +63,14 @@ def encoded(
     strict: bool = True,
     numbers: Iterable[int] | None = None,
 ) -> Iterator:
-    """Yields `encode(line)` for every line, or a `LineError` if that raised ValueError.
+    """Yields `encode(line)` for every line.
+
+    Where that raises ValueError, raises a `LineError` or, if not `strict`, yields it.
 
     Args:
         lines: the lines.
         encode: see the top of this file.
-        name: how errors call the lines.
+        name: name of the lines in errors, such as the path of their file.
         strict: whether to raise the first `LineError` instead of yielding it.
         numbers: numbers of the lines, at least as many as lines; by default they are counted from 1.
     """

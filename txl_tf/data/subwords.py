@@ -400,7 +400,7 @@ def train_on_lines(
     vocab.set_data(written.getvalue(), "the trained model")
     vocab.count(lines)
     newline = vocab.symbols[vocab.separators["\n"][0]]
-    vocab.counter[newline] = len(lines)  # the lines come without their newlines
+    vocab.counter[newline] = len(lines)  # about: lines come without newlines, and some are parts of lines
     vocab.set_data(_by_frequency(vocab), "the trained model")
     vocab.counter.clear()
     return vocab

@@ -454,11 +454,14 @@ class Layer(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.layers.Layer
         return [tf.cast(x, self.compute_dtype) for x in tensors]
 
     def build_parts(self, shape: Any, *parts: keras.Layer) -> None:
-        """Builds parts of the layer whose input has the width `d_model`.
+        """Builds parts of this layer. The input of each part has the width `d_model`.
 
         Args:
-            shape: shape of the first input of this layer, which must have the width `d_model`, too.
+            shape: shape of the first input of this layer, or `None` if unknown.
             *parts: the parts.
+
+        Raises:
+            ParameterError: the shape has another width than `d_model`.
         """
         check_width(next(iter(inspect.signature(self.call).parameters)), shape, "d_model", self.d_model)
         for part in parts:

@@ -181,10 +181,10 @@ def own_initializer(initializer: Any) -> Any:
 
 
 def for_many_weights(initializer: Any) -> Any:
-    """A copy of an initializer, from which each `own_initializer` draws different numbers, even if it has a seed.
+    """A copy of an initializer. Copies that `own_initializer` makes of it draw different numbers, also with a seed.
 
-    If the seed is an int s, the copies have the seeds s, s + 1, ... If it is a `SeedGenerator`, they draw from it one
-    after the other. A function is returned unchanged.
+    If the seed is an int s, the copies have the seeds s, s + 1, ... If it is a `SeedGenerator`, they share a new one,
+    which starts from the initial seed of that one. The given one does not advance. A function is returned unchanged.
     """
     if not isinstance(initializer, keras.initializers.Initializer):
         return initializer

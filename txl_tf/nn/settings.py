@@ -184,9 +184,10 @@ def add_user(layer: Any, user: Any) -> None:
 
 
 def remember_graph(layer: Any) -> None:
-    """Notes that a `layer` is called in the graph that is being traced."""
+    """Notes that a `layer` is called in the graph that is being traced, so that `change_graphs` knows of this graph."""
     graph: Any = tf.compat.v1.get_default_graph()
-    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):  # leaves loops and nested functions
+    # Leaves loops and nested functions, up to the outermost function: the graph around it has no `outer_graph`.
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
     vars(layer).setdefault("_seen_in", weakref.WeakSet()).add(graph)
 
@@ -327,7 +328,10 @@ def _release(x: Any, part: Any) -> None:
 
 
 def free_settings_of(x: Any) -> dict[str, Check]:
-    """`{name: check}` of all free settings of a layer or model."""
+    """`{name: check}` of the settings of a layer or model that can change after its constructor.
+
+    They are those of its `Config`s and of `free_settings`, without those of `fixed_settings`.
+    """
     free: dict[str, Check] = {}
     for cls in reversed(type(x).__mro__):
         group = _group(cls)

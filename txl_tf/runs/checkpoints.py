@@ -151,8 +151,8 @@ class RunCheckpoints:
     def newest_whole(self) -> int | None:
         """The step of the newest checkpoint that can be read to its end and has finite weights.
 
-        Checkpoints that a killed program did not finish do not count. `None` if there are no others. Logs a warning for
-        every newer one that is damaged.
+        Checkpoints that a killed program did not finish do not count. `None` if the folder has no finished checkpoint.
+        Logs a warning for every newer one that is damaged.
 
         Raises:
             MisfitError: all checkpoints are damaged.

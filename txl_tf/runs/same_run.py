@@ -39,19 +39,20 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
     """Checks that a training run can resume from the checkpoints in its folder, if there are any.
 
     Without checkpoints, checks that a new run would not overwrite another one, and that a run from which
-    `warm_start_path` takes the weights has the same vocabularies. (With `init_from`, the text was read with the
-    vocabularies of that run.)
+    `warm_start_path` takes the weights has the same vocabularies. With `init_from`, the vocabularies need no check,
+    because the text was read with those of that run.
 
     Args:
         folder: folder of the run.
         config: content of `config.json` that the training run would write.
         vocabs: its vocabularies.
         training: its settings.
-        remedy: end of the message about another vocabulary.
+        remedy: what to do about another vocabulary, the last sentence of that error.
 
     Raises:
-        ParameterError: the checkpoints are those of another run, vocabulary, configuration, text or program; or the
-            folder contains the best weights of a run; or the vocabularies of the warm start differ.
+        ParameterError: the checkpoints are those of another run, vocabulary, configuration or program or, without
+            `allow_other_text`, of another text; or the folder contains best weights that `_check_best` refuses; or the
+            vocabularies of the warm start differ.
     """
     check_origin(folder, training.init_from)
     if folder.steps():

@@ -297,7 +297,7 @@ def check_whole(path: str, check_finite: bool = False) -> None:
 
     Args:
         path: prefix of the checkpoint.
-        check_finite: whether the weights in the checkpoint of a run must be finite.
+        check_finite: whether a weight that is not finite is an error; only for checkpoints of runs.
 
     Raises:
         CheckpointGone: there is no such checkpoint.

@@ -40,7 +40,7 @@ class SubwordTokenizer(tf.Module):
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`SubwordVocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`.
 
-        Adds a check that the strings are UTF-8, whose message calls the argument `name`.
+        Adds a check that the strings are UTF-8. The message of this check calls the argument by `name`.
         """
         return self._split(read_text(self.vocab, checked([check_utf8(name, text)], text)), ["\n", SPACE])
 

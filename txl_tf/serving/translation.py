@@ -252,7 +252,8 @@ class TranslationSignatures(StoredModel):
         rows = tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        n_reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)  # the end is one
+        # 1 in a valid text: its end symbol
+        n_reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
         max_tokens = limits.max_tokens
         first_bad_row = tf.strings.join(["one in row ", tf.strings.as_string(tf.where(n_reserved != 1)[:1, 0])])

@@ -356,11 +356,11 @@ def _result(metric: keras.metrics.Metric) -> Any:
 def _over_replicas(variable: keras.Variable) -> Any:
     """The sum of a metric's variable over all replicas.
 
-    Before Keras 3.10, an update itself sums over the replicas. Then the variable is this sum already.
+    Before Keras 3.10, updating the variable already sums over the replicas. Then the variable is this sum.
     """
     value = tf.convert_to_tensor(variable)
-    differs = variable.value.synchronization == tf.VariableSynchronization.ON_READ  # each replica has its own value
-    return sum_over_replicas(value) if differs else value
+    is_per_replica = variable.value.synchronization == tf.VariableSynchronization.ON_READ
+    return sum_over_replicas(value) if is_per_replica else value
 
 
 NO_METRICS = CompiledMetrics()

@@ -89,7 +89,7 @@ class Resumable(AmongWorkers):
     _class_weights_traced: tuple[float, ...] | None = None  # the class weights of the compiled step
     _class_weights_used: bool = False  # whether the compiled step uses them
     _was_reset: bool = False  # whether `reset_metrics` of this class has run since the current method began
-    _uncounted: tuple[str, ...] = ()  # names of metrics that the last step did not update
+    _not_updated: tuple[str, ...] = ()  # names of metrics that the last step did not update
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -396,7 +396,7 @@ class Resumable(AmongWorkers):
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Keras's method: the results of the metrics, except those that the current step does not update."""
-        return results_of(metric for metric in self.metrics if metric.name not in self._uncounted)
+        return results_of(metric for metric in self.metrics if metric.name not in self._not_updated)
 
     def reset_metrics(self) -> None:
         """Keras's method: resets all metrics, also the library's metrics if a user's `metrics` leaves them out."""
@@ -451,18 +451,23 @@ class Resumable(AmongWorkers):
     ) -> dict[str, Any]:
         """The result of a step: `logs` and the user's metrics.
 
-        If the user has overridden `compute_metrics`, `get_metrics_result` or `metrics`, it is what `compute_metrics`
-        returns instead.
+        If the user has overridden `compute_metrics`, `get_metrics_result` or `metrics`, the result is what
+        `compute_metrics` returns instead.
+
+        Args:
+            logs: the library's results of the step.
+            x, y, y_pred, sample_weight: as in Keras's `compute_metrics`.
+            training: whether it is a step of training.
         """
         if not any(is_overridden(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
             names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
             return {**logs, **results_of(metric for metric in self.metrics if metric.name not in names)}
-        uncounted = self.only_in_evaluation if training else [self.grad_norm]
-        self._uncounted = tuple(metric.name for metric in uncounted)
+        not_updated = self.only_in_evaluation if training else [self.grad_norm]
+        self._not_updated = tuple(metric.name for metric in not_updated)
         try:
             return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         finally:
-            self._uncounted = ()
+            self._not_updated = ()
 
     def log_means(
         self, nll: Tensor, weight: Tensor, own_loss: Any, *others: tuple[keras.metrics.Metric, Tensor]
@@ -545,7 +550,10 @@ class Resumable(AmongWorkers):
 
     @property
     def _default_save_signature(self) -> Any:
-        """The default signature that `tf.saved_model.save(model, folder)` writes: the call, with `export`'s inputs."""
+        """The function that `tf.saved_model.save(model, folder)` writes as default signature.
+
+        It is the model's call, on the inputs that `export` would use.
+        """
         specs = keras.tree.map_structure(
             lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), self.input_signature()
         )

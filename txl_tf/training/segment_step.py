@@ -63,11 +63,12 @@ class SegmentStep(TrainedModel):
             data: `(tokens, labels)`, int `[batch, tgt_len]` each, not checked; or `(tokens, labels, weights)`, with
                 float32 weights of the same shape. A label of the weight 0 may be any number. Or `(tokens, labels,
                 weights, done)`, with bool `done` of the same shape, see `LanguageModel.score`.
-            mems: the memory. `None` in a step with Keras's signature: the step uses the memory of the loop, and returns
-                only logs.
+            mems: the memory. `None` in Keras's form, `train_step(data)`: the step uses the memory of the loop, and
+                returns only logs.
 
-        The logs are those of the whole batch, and the same on every replica: `loss`, `tokens` (the sum of the weights
-        or, without weights, the number of labels), `grad_norm` and, with static shapes, `overflow`.
+        The logs are those of the whole batch, and the same on every replica: `loss`; `tokens`, the number of labels
+        that count or, with weights, the sum of their weights; `grad_norm`; and, with static shapes, `overflow`, the
+        number of labels left out for lack of room in a cluster.
         """
         if mems is None:
             return self._with_carried(SegmentStep.train_step, data)

@@ -39,19 +39,21 @@ class SingleBatches:
 
         Args:
             x, y: tokens and labels of the whole batch, int `[batch, tgt_len]` each. Its rows are split over the
-                replicas. A label of -100 does not count.
+                replicas. A label of -100 does not count. Or `x` is `{"tokens": tokens, "done": done}`, with bool `done`
+                of the same shape, see `LanguageModel.score`.
             sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`; `None` for 1. The loss
                 is the sum of weight times nll, divided by the sum of the weights.
             class_weight: not supported.
             return_dict: whether to return all logs of the step as a dictionary.
 
         Returns:
-            float: the mean nll in nats. With metrics, a list of the nll and the metrics. With `return_dict`, a
-            dictionary.
+            float: the mean nll of this batch in nats. With metrics, a list of the nll and the metrics, which are those
+            of this batch alone. With `return_dict`, a dictionary.
 
         Raises:
-            ParameterError: an id is outside the vocabulary, a weight is negative or not finite, the batch has another
-                number of rows than the memory, or `fit` runs in another thread.
+            ParameterError: the model has no optimizer; `class_weight` is given; an argument has another type or shape;
+                an id is outside the vocabulary; a weight is negative or not finite; the batch has another number of
+                rows than the memory, or one that replicas and parts do not divide; or `fit` runs in another thread.
         """
         self.check_compiled("train_on_batch")
         refuse("train_on_batch", {"class_weight": class_weight})

@@ -169,7 +169,8 @@ class RingMemory(NetworkMemory):
     def finish(self) -> CachedState:
         """The `CachedState` after the segment."""
         keys, values = self.keys_and_values()
-        count = self.state.count if isinstance(self.state.count, tuple) else self.state.count + self.tgt_len
+        rotates = not isinstance(self.state.count, tuple)  # without rotation, the count is `()`
+        count = self.state.count + self.tgt_len if rotates else self.state.count
         return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen, count)
 
 

@@ -58,7 +58,7 @@ def in_package(pkg, path):
 
 
 def take_over_functions(pkg, cls):
-    """Makes methods of the attributes of a class whose values are functions, without their first parameter."""
+    """Turns attributes of a class whose values are functions into methods: their first parameter becomes `self`."""
     for name, member in list(cls.members.items()):
         if member.is_attribute and isinstance(member.value, griffe.ExprName | griffe.ExprAttribute):
             function = in_package(pkg, member.value.canonical_path)
@@ -145,7 +145,11 @@ def allowed(pkg, check):
 
 
 def choices(pkg, expression):
-    """The strings of a tuple, a list or the keys of a dictionary, or of the constant that a name stands for."""
+    """The choices in an expression, as a list.
+
+    They are the elements of a tuple or list, the keys of a dictionary, or one string. A name, also one after `*`,
+    stands for the value of its constant.
+    """
     if isinstance(expression, griffe.ExprName):
         return choices(pkg, in_package(pkg, expression.canonical_path).value)
     if isinstance(expression, griffe.ExprVarPositional):

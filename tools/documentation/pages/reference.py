@@ -109,12 +109,12 @@ def topic_of(path, topics):
     Raises:
         ValueError: no topic has such a module.
     """
-    lengths = {
+    topic_by_length = {
         len(module): topic for topic in topics for module in topic.modules if f"{path}.".startswith(f"{module}.")
     }
-    if not lengths:
+    if not topic_by_length:
         raise ValueError(f"{path} belongs to no page of extra.reference in mkdocs.yml")
-    return lengths[max(lengths)]
+    return topic_by_length[max(topic_by_length)]
 
 
 def inside(module, names):

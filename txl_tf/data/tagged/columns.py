@@ -9,8 +9,8 @@ A line that begins with "#" may be a token or a comment. Each of these lines is 
 A line that begins with "#", before the first token of a sentence, is a comment if it begins with "# name =", or if it
 does not look like the lines of tokens: it has another number of columns, or no tag in the column of the tags. In files
 whose first column numbers the tokens, all these lines are comments. `ColumnsConfig.comments` overrides these rules.
-After the first token of a sentence, a line that begins with "#" is a token; with "# name =", it is an error, unless
-`comments` is false.
+After the first line that does not begin with "#", a line that begins with "#" is a token. A comment after a token such
+as "# O", and "# name =" within a sentence, are errors, unless `comments` is false.
 """
 
 from __future__ import annotations

@@ -292,7 +292,10 @@ def line_sizes_in(config: TaggedConfig) -> LineSizes:
 
 
 def _with_validation(config: TaggedConfig, texts: dict[str, list[TaggedSentence]]) -> dict[str, Any]:
-    """Returns `texts` with a split "valid"; if they have none, it is a fraction of the training sentences."""
+    """Returns `texts` with a split "valid".
+
+    If they have none, `valid_fraction` of the training sentences is moved to it.
+    """
     if "valid" in texts:
         return texts
     train = texts["train"]

@@ -180,7 +180,7 @@ def prf(right: int, predicted: int, expected: int) -> tuple[float, float, float]
 def _may_follow(previous: tuple[str, str], current: tuple[str, str], scheme: str) -> bool:
     """Whether the scheme allows tag `current` after `previous`, each as `(prefix, kind)`.
 
-    The start and the end of a sentence count as "O".
+    Callers pass "O" for the start and the end of a sentence.
     """
     may_end = scheme == "bio" or previous[0] in _ENDING
     return _continues(previous, current) or (may_end and current[0] in _BEGINNING)
