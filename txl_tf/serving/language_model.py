@@ -201,7 +201,7 @@ class LanguageModelSignatures(StoredModel):
         # `batch_size` may have any shape. With [1, 1, 1] for three rows, a server can join requests along this axis.
         rows: Any = tf.reduce_sum(tf.cast(batch_size, tf.int64))
         valid = tf.reduce_all(batch_size >= 0) & (rows <= max_rows)
-        requirement = f"batch_size must not be negative, and its sum at most {max_rows}"
+        requirement = f"batch_size must be 0 or more, and its sum at most {max_rows}"
         rows = checked([Check(valid, requirement, batch_size)], rows)
         return {"state": self.state.initial(tf.cast(rows, tf.int32))}
 
