@@ -103,7 +103,8 @@ def test_chinese_pages_have_the_code_and_the_numbers_of_the_english_ones(page):
 
 @pytest.mark.parametrize("page", [*PAGES, *OF_PROJECT])
 def test_a_page_contains_no_unresolved_merge(page):
-    assert not re.search(r"^(<{7}|={7}|>{7})( |$)", {**PAGES, **OF_PROJECT}[page], re.M)
+    folder = ROOT / "docs" if (ROOT / "docs" / page).exists() else ROOT
+    assert not re.search(r"^(<{7}|={7}|>{7})( |$)", (folder / page).read_text(), re.M)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OF_PROJECT])
