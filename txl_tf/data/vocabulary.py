@@ -264,7 +264,8 @@ class Vocab:
 
         Raises:
             UnknownSymbol: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
-            ParameterError: a text contains the token `document`, or is bytes at another level than `"byte"`.
+            ParameterError: at level `"word"`, a text contains the token `document`; or a text is bytes at another level
+                than `"byte"`.
         """
         strings = as_iterable(texts)
         pieces = list(self.encode_stream(plain_pieces(strings) if self.has_plain_text else strings, name))

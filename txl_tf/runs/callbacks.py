@@ -94,8 +94,8 @@ class StopOnSignal(Callback):
     def handle(self, number: int, frame: Any) -> None:
         """The handler of signals during `fit`. The first signal requests the stop, and prints why.
 
-        After a first Ctrl-C, another one raises KeyboardInterrupt. All other later signals are ignored, also a Ctrl-C
-        after SIGTERM or SIGHUP.
+        A second Ctrl-C, more than a second after the first, raises KeyboardInterrupt unless the program is ending
+        already. The handler ignores all other later signals, also a Ctrl-C after SIGTERM or SIGHUP.
         """
         if number == signal.SIGINT and self.received == number:
             # Within a second, it counts as the same Ctrl-C. If the program is ending already, it is ignored.

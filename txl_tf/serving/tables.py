@@ -104,8 +104,9 @@ class GraphTokenizer(tf.Module):
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`.
 
-        Adds checks of the text, whose messages call the argument `name`: it must be UTF-8 except at byte level. Words
-        must not contain the symbol that ends documents. Without an unknown symbol, all symbols must be known.
+        Adds checks of the text, whose messages call the argument `name`: it must be UTF-8 except at byte level. At
+        level "word", no word may be the symbol that ends documents. Without an unknown symbol, all symbols must be
+        known.
         """
         vocab = self.vocab
         symbols = self._tokenize(text)

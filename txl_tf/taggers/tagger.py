@@ -305,7 +305,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and the tags as int32.
 
-        Raises ParameterError unless the tags have the mask's shape.
+        Raises ParameterError if the tags are known to have another shape than the mask.
         """
         emissions, mask = self.emissions(inputs, **options)
         tags = as_ids("tags", tags)

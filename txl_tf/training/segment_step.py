@@ -179,8 +179,9 @@ class SegmentStep(TrainedModel):
 
         Returns:
             `(sums, gradients, new_mems)`: `sums` are the results of `weighted_sum` for this replica's rows and, with
-            static shapes, the number of labels that were left out; `gradients` are those of the rows' share of the mean
-            loss of the batch.
+            static shapes, the number of labels that were left out; `gradients` are those of the rows' share of the
+            loss: the sum of the nll divided by `total`, plus penalties, times the loss scale. If labels may be left
+            out, `train_step` corrects the divisor.
         """
         parts = self.gradient_accumulation_steps
         shares = self.distribute_strategy.num_replicas_in_sync
