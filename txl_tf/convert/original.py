@@ -202,9 +202,10 @@ class _Shapes(dict):
 
 
 def count_scopes(names: Iterable[str], scope: str) -> int:
-    """How many scopes `scope`, such as "layer_{}/", there are: 1 + the highest number in the place of {} in `names`.
+    """The number of scopes like `scope`, such as "layer_{}/", which are numbered from 0.
 
-    0 if no name begins with the scope.
+    It is 1 + the highest number, of at most six digits, in the place of {} in `names`. It is 0 if no name begins with
+    the scope.
     """
     pattern = re.compile(re.escape(scope).replace(r"\{\}", r"(\d{1,6})"))
     return max((int(match[1]) + 1 for match in map(pattern.match, names) if match), default=0)

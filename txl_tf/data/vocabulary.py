@@ -275,7 +275,7 @@ class Vocab:
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
-        """Yields the ids of each string, int32 `[n]`, in bounded memory.
+        """Yields the ids of each string, int32 `[n]`. Memory holds one string at a time.
 
         It leaves line ends and byte order marks as they are, even without `raw_text`: see `plain_pieces`.
 

@@ -304,7 +304,10 @@ class RunState(Callback):
         self.model.stop_training = self.stopped_by_others
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        """Saves the checkpoints that are due, and ends the training if it is done, stops early or got a signal."""
+        """Saves the checkpoints that are due, and ends a training that is done or stops early.
+
+        Raises `Stopped` after a signal.
+        """
         step = step_of(self.model)
         done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:

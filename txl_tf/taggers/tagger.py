@@ -217,7 +217,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
 
     def _build_rest(self, width: int) -> None:
-        """Builds the layers after the network, if they are not built. Its hidden states have the width `width`."""
+        """Builds the layers after the network, if they are not built. `width` is that of the hidden states before."""
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build((None, None, len(self.labels)))

@@ -278,6 +278,7 @@ class TaggingPipeline(Pipeline):
             changes["max_seq_len"] = max_seq_len  # `load_model` raises the error
         vocabs = with_lexicon(folder, folder.load_vocabs(), lexicon, skip_short_words)
         model = folder.load_model(path, **changes)
+        # The network has not learned longer distances than those of the longest training line.
         window = max_seq_len or min(sizes.longest if sizes else max_of_run, max_of_run)
         return cls(
             model, *vocabs, checkpoint=folder.name_of(path), window=window, sizes=sizes, splits=max_seq_len is None
