@@ -198,7 +198,8 @@ class Resumable(AmongWorkers):
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
         It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`, and, without
-        several workers, if `steps_per_execution` does not divide `steps`, unless this is the number of batches.
+        several workers, if `steps_per_execution` does not divide `steps`, unless this is the number of batches of a
+        `tf.data.Dataset`.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         with self._turn("evaluate"), plain_messages():
