@@ -55,7 +55,7 @@ def _recipe(preset: str, level: str) -> dict[str, Any]:
     `tiny` and `small` get no numbers of steps here: these depend on the text, see `preset_settings`.
     """
     long_tokens = level in ("word", "subword")
-    rate = 2e-3 if level in ("char", "subword") else 1e-3  # with 2e-3, bytes do not learn, and words learn less
+    rate = 2e-3 if level in ("char", "subword") else 1e-3  # tiny: with 2e-3, bytes do not learn, words learn less
     if preset == "tiny":
         segment, rows = (64, 24) if long_tokens else (96, 16)
         tiny = _sized(4, 192, 192, 4, 48, 768, segment=segment, rows=rows, learning_rate=rate, dropout=0.0, **_SHARED)
@@ -152,7 +152,8 @@ def pair_weights(num_layers: int, d_model: int, num_heads: int, dff: int) -> int
 
     The arguments are those in `PAIR_SIZES`, so that callers can pass all of them. `num_heads` has no effect.
     """
-    # Encoder and decoder have three attentions of four kernels each, and two feed-forward nets of two kernels each.
+    # A layer of the encoder and one of the decoder have together three attentions, with four kernels each, and two
+    # feed-forward nets, with two kernels each.
     return num_layers * (12 * d_model**2 + 4 * d_model * dff)
 
 

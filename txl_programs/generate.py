@@ -13,8 +13,8 @@
 
 Without --prompt and --prompt_file, the program reads the prompt from the standard input, without the newline at its
 end. If the run knows documents, an empty prompt begins one. With --interactive, the program answers every line that you
-type until Ctrl-D, and keeps all lines and answers in one memory. Several samples are printed one after the other; the
-standard error has the number of each before it.
+type until Ctrl-D. One memory runs through all lines and answers: old ones drop out of it. Several samples are printed
+one after the other; the standard error has the number of each before it.
 
 With --input, every line is a prompt, and the program continues many at the same time. It writes --num_return_sequences
 lines for each: the new text, with newlines written as \\n, or with --format=json one object with "prompt" and "texts".
@@ -91,7 +91,7 @@ flags.DEFINE_string("json_schema", None, "File with a JSON schema: generate a JS
 flags.DEFINE_multi_string(
     "suppress_tokens", [], "Token that no text may contain, such as <unk>. May be given several times."
 )
-flags.DEFINE_bool("interactive", False, "Read lines, and answer each. All of them are kept in one memory.")
+flags.DEFINE_bool("interactive", False, "Read lines, and answer each. One memory runs through all of them.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
 flags.DEFINE_bool("raw", False, "Write control characters unchanged.")
 flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
@@ -126,7 +126,7 @@ WRITTEN_AT_ONCE = 4  # tokens that are generated before they are printed
 
 
 class Writer:
-    """Reads prompts, and prints their continuations to the standard output. One memory holds all prompts and answers.
+    """Reads prompts, and prints their continuations to the standard output. One memory runs through all of them.
 
     Args:
         lm: the language model.
@@ -456,7 +456,7 @@ def main():
 
 
 def answer_typed(writer):
-    """Reads lines until Ctrl-D, and answers each. The memory of the `Writer` keeps all lines and answers."""
+    """Reads lines until Ctrl-D, and answers each. The memory of the `Writer` runs through all lines and answers."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()

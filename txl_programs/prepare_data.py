@@ -79,7 +79,8 @@ def main():
     else:
         cluster = cluster_of(ClusterConfig)
         arguments = {**values(("data_dir", "download", "download_url", "shard_tokens")), **values(TextConfig)}
-        if FLAGS.dataset != "lm1b":  # the default of --num_shuffle is another than that of the library
+        # Only lm1b takes these two. `prepare` would refuse the default of --num_shuffle, which is not the library's.
+        if FLAGS.dataset != "lm1b":
             arguments = {name: value for name, value in arguments.items() if name not in ("num_shuffle", "seed")}
         corpus = txl_tf.prepare(**arguments, verbose=1, ray=cluster if cluster.given else None)
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())

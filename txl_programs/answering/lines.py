@@ -55,7 +55,9 @@ def check_output(*inputs):
 
 
 def write_answers(answers, text, numbers=nothing, raw=False):
-    """Writes each answer to --output or the standard output as soon as it arrives.
+    """Writes each answer as soon as it arrives: to the standard output, or to a new file.
+
+    The new file becomes --output when all lines are answered.
 
     Args:
         answers: an iterator of answers, with a `LineError` for a line without an answer. The message of the error goes

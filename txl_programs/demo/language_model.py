@@ -388,9 +388,10 @@ class LanguageModelView:
         return element("div", tokens(places), element("p", note, class_="note"))
 
     def _show_heads(self, labels, place, back, layer, head, width):
-        """Returns a matrix of the attention of all heads; only of one layer if there are more than `MOST_ROWS` heads.
+        """Returns a matrix of the attention of all heads, below buttons that choose what is shown.
 
-        A click on the name of a head shows the text coloured by its attention. Arguments: see `_show_looks` and `look`.
+        If the model has more than `MOST_ROWS` heads in all layers, the matrix has those of one layer. A click on
+        the name of a head shows the text coloured by its attention. Arguments: see `_show_looks` and `look`.
         """
         n_layer, n_head, n_key = back.probs.shape
         layers = range(n_layer) if n_layer * n_head <= MOST_ROWS else [layer or 0]

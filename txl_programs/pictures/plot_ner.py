@@ -72,8 +72,8 @@ def check_layer_and_head(network):
     """Raises ParameterError if the network does not have the layer and the head of the flags."""
     for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
         if value is not None and not 0 <= value < number:
-            allowed = f"lie in [0, {number})"
-            raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
+            allowed = f"in [0, {number})"
+            raise ParameterError(name, value, allowed, f"{name} must lie {allowed}, got {value}")
 
 
 # --------------------------------------------------------------------------------------------------------- direction

@@ -27,6 +27,8 @@ def most_connections() -> int:
 class Connection(H11Protocol):
     """A connection that is closed after one to two times `SECONDS_WITHOUT_REQUEST` without a request.
 
+    After an answer, Uvicorn closes it earlier, after its `timeout_keep_alive`.
+
     Attributes:
         most: largest number of connections of the server, see `connection_made`.
     """
@@ -54,7 +56,10 @@ class Connection(H11Protocol):
         self.loop.call_later(SECONDS_WITHOUT_REQUEST, self._check, self.cycle)
 
     def _check(self, before):
-        """Closes the connection if it has had no request since the last check, which found the request `before`."""
+        """Closes the connection if it is idle and has had no request since the last check.
+
+        The last check found the request `before`. Otherwise, the method checks again later.
+        """
         if self.transport.is_closing():
             return
         if self.cycle is before and self.is_idle:

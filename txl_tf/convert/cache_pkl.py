@@ -64,8 +64,8 @@ def read_cache_pkl(path: str) -> CachedCorpus:
 
     Raises:
         RefusedError: the file names another class or function. The error names it; it was not called.
-        FileError: the file is no cache.pkl.
-        OSError: the file cannot be read.
+        FileError: the file is no cache.pkl, or a remote file cannot be read.
+        OSError: a local file cannot be read.
     """
     with io.BytesIO(tf.io.gfile.GFile(path, "rb").read()) if is_remote(path) else open(path, "rb") as file:
         bounded = BoundedFile(file)

@@ -202,9 +202,10 @@ class _Shapes(dict):
 
 
 def count_scopes(names: Iterable[str], scope: str) -> int:
-    """How many scopes `scope`, such as "layer_{}/", there are: 1 + the highest number in the place of {} in `names`.
+    """The number of scopes like `scope`, such as "layer_{}/", which are numbered from 0.
 
-    0 if no name begins with the scope.
+    It is 1 + the highest number, of at most six digits, in the place of {} in `names`. It is 0 if no name begins with
+    the scope.
     """
     pattern = re.compile(re.escape(scope).replace(r"\{\}", r"(\d{1,6})"))
     return max((int(match[1]) + 1 for match in map(pattern.match, names) if match), default=0)
@@ -326,13 +327,15 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
 
 
 def _check_target(path: str, files: dict[str, str | bytes]) -> None:
-    """Raises ParameterError if a new checkpoint would overwrite something, or lie in the folder of a run.
+    """Raises ParameterError if a new checkpoint would overwrite another one, or lie in the folder of a run.
+
+    It may overwrite the checkpoint of an earlier conversion of the same run.
 
     Args:
         path: prefix of the checkpoint.
         files: `{name: content}` of the files that are written to the same folder. They may exist with this content.
     """
-    target_dir = os.path.dirname(path)
+    target_dir = os.path.dirname(path) or "."
     if RunFolder(target_dir).has_config():
         allowed = "outside of the folders of runs"
         message = f"tf1_checkpoint must lie {allowed}, got {path}: {target_dir} has a config.json"

@@ -202,11 +202,11 @@ class ModelMapping:
     def _cutoffs(self) -> list[int]:
         """The first ids of the later clusters; empty if there are none.
 
-        The shapes of several tables define them. With a single table, a file or the caller gives them.
+        If there are several tables, their shapes define them. With a single table, a file or the caller gives them.
 
         Raises:
-            ParameterError: they are needed and not known, or their number is not that of the entries for later
-                clusters.
+            ParameterError: the cutoffs are needed and not known, their number is not that of the entries for later
+                clusters, or the file and the caller do not agree.
         """
         if self.n_table > 1:
             return list(itertools.accumulate(table.shape[0] for table in self.tables[:-1]))
@@ -216,7 +216,7 @@ class ModelMapping:
         if cutoffs is None:
             n_cluster = 1 + self.n_later_cluster
             file = self.source.settings_from
-            message = f"cutoffs is needed: {file} does not say where its {n_cluster} clusters begin"
+            message = f"cutoffs is needed: {file} does not say where the checkpoint's {n_cluster} clusters begin"
             raise ParameterError("cutoffs", None, f"a list of {self.n_later_cluster}", message)
         if len(cutoffs) != self.n_later_cluster:
             allowed = f"{self.n_later_cluster}, as many as {self.source.path} has clusters after the first"

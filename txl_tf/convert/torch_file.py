@@ -128,12 +128,15 @@ def read_shards(path: str) -> dict[str, Tensor]:
 
 @raises_file_error("a file of tensors")
 def read_tensors(path: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors, of the shards of an index, or of a dictionary or network in another file, by name.
+    """The tensors in a file, by name.
 
-    A dictionary without tensors gives `{}`.
+    The file is a .safetensors, an index of shards, or a file of PyTorch with a dictionary or a network. A dictionary
+    without tensors gives `{}`.
 
     Raises:
-        FileError: the file is damaged, or contains neither a dictionary nor a network.
+        RefusedError: the file names a class or function of another package. It is a FileError.
+        FileError: the file is damaged, contains neither a dictionary nor a network, or has a network that is too large;
+            or an index does not fit its shards.
         OSError: the file cannot be read.
     """
     if path.endswith(".index.json"):

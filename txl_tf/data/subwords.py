@@ -73,7 +73,8 @@ class SubwordVocab(Vocab):
         processor: `sentencepiece.SentencePieceProcessor` or `TokenizerProcessor`; `None` before `set_data`.
         token_bytes: list of bytes, the text of each id.
         separators: `{character: its ids}` for the characters that never reach SentencePiece.
-        adds_space: whether the model puts a space before a text, as a model of another program may do.
+        adds_space: whether the model puts a space before each line (a tokenizer.json: before the text), as a model of
+            another program may do.
     """
 
     level: str = "subword"

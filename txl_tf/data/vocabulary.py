@@ -264,7 +264,8 @@ class Vocab:
 
         Raises:
             UnknownSymbol: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
-            ParameterError: a text contains the token `document`, or is bytes at another level than `"byte"`.
+            ParameterError: at level `"word"`, a text contains the token `document`; or a text is bytes at another level
+                than `"byte"`.
         """
         strings = as_iterable(texts)
         pieces = list(self.encode_stream(plain_pieces(strings) if self.has_plain_text else strings, name))
@@ -274,7 +275,7 @@ class Vocab:
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
-        """Yields the ids of each string, int32 `[n]`, in bounded memory.
+        """Yields the ids of each string, int32 `[n]`. Memory holds one string at a time.
 
         It leaves line ends and byte order marks as they are, even without `raw_text`: see `plain_pieces`.
 

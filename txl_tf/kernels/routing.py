@@ -49,7 +49,7 @@ def by_number(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tens
 def every_row(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
     """As `by_number`, but computes every row, and replaces the results where `mask` is false by zeros.
 
-    Rows where `mask` is false are replaced by `fill` before the call, a value that the function accepts.
+    Before the call, rows where `mask` is false become `fill`, a value that `function` accepts.
     """
     results = function(*(tf.where(_like(mask, x), x, tf.cast(fill, x.dtype)) for x in rows))
     return tf.where(_like(mask, results), results, tf.zeros([], results.dtype))

@@ -486,7 +486,10 @@ def check_sizes(**sizes: Any) -> None:
 
 
 def check_length(name: str, length: Any, least: int = 0) -> None:
-    """Raises ParameterError unless a length is an integer from `least` on, or an integer scalar tensor of any value."""
+    """Raises ParameterError unless a length is an integer from `least` on, or an integer tensor.
+
+    The tensor must be a scalar or of unknown rank. Its value is not checked.
+    """
     if isinstance(length, numbers.Number | np.bool_):
         at_least(least)(name, length)
         return

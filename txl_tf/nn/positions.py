@@ -180,9 +180,9 @@ def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) ->
         `[..., T, R - 1]`, or `[T, R - 1, B, H]`. If `first` is `None`, a tensor like `x`.
 
     Raises:
-        ParameterError: `first` is `None`, and there are fewer keys than queries, which happens if `x` is
-            `[T, K, B, H]` and `time_major` was forgotten. Or with `time_major`, `x` is not a float tensor of four
-            dimensions.
+        ParameterError: `first` is `None`, and there are fewer keys than queries, if both are known. This finds a
+            forgotten `time_major` only if there are fewer heads than rows. Or with `time_major`, `x` is not a float
+            tensor of four dimensions.
     """
     if time_major:
         check_tensors({}, x=(x, "float qlen klen batch n_head"))

@@ -119,7 +119,10 @@ class Settings(MixedIntoLayer):
         """Called after the settings `names` have changed, in this layer or in one that contains it."""
 
     def drop_graphs(self) -> None:
-        """Drops compiled graphs, so that the next calls compile again, even while `fit` or `evaluate` runs."""
+        """Drops compiled graphs, so that the next calls compile again, even while `fit` or `evaluate` runs.
+
+        `_graphs` has those of `compiled_method` and of the steps.
+        """
         self.__dict__.pop("_graphs", None)
         for kind in ("train", "test", "predict"):
             if getattr(self, f"{kind}_function", None) is not None:

@@ -94,8 +94,8 @@ class StopOnSignal(Callback):
     def handle(self, number: int, frame: Any) -> None:
         """The handler of signals during `fit`. The first signal requests the stop, and prints why.
 
-        After a first Ctrl-C, another one raises KeyboardInterrupt. All other later signals are ignored, also a Ctrl-C
-        after SIGTERM or SIGHUP.
+        A second Ctrl-C, more than a second after the first, raises KeyboardInterrupt unless the program is ending
+        already. The handler ignores all other later signals, also a Ctrl-C after SIGTERM or SIGHUP.
         """
         if number == signal.SIGINT and self.received == number:
             # Within a second, it counts as the same Ctrl-C. If the program is ending already, it is ignored.
@@ -304,7 +304,10 @@ class RunState(Callback):
         self.model.stop_training = self.stopped_by_others
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        """Saves the checkpoints that are due, and ends the training if it is done, stops early or got a signal."""
+        """Saves the checkpoints that are due, and ends a training that is done or stops early.
+
+        Raises `Stopped` after a signal.
+        """
         step = step_of(self.model)
         done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:

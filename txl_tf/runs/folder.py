@@ -169,15 +169,15 @@ class RunFolder(CheckpointFolder):
         """The vocabularies of the run. Raises ParameterError if one is not the one that `config.json` records."""
         config = self.read_config()
         loaded = []
-        for name, size in family_in(config).vocabs.items():
+        for name, size_name in family_in(config).vocabs.items():
             file = self._vocab_file(name, config[name].get("level"))
             vocab = load_vocab(file, **config[name])
             if config.get("fingerprints", {}).get(name, vocab.fingerprint()) != vocab.fingerprint():
                 message = f"{file} was changed or damaged: its fingerprint differs from the one in config.json"
                 raise ParameterError(name, file, "the file that was written", message)
-            if size is not None and len(vocab) != config["model"][size]:
-                expected = config["model"][size]
-                message = f"{file} has {len(vocab)} symbols, but config.json has model.{size}={expected}"
+            if size_name is not None and len(vocab) != config["model"][size_name]:
+                expected = config["model"][size_name]
+                message = f"{file} has {len(vocab)} symbols, but config.json has model.{size_name}={expected}"
                 raise ParameterError(name, len(vocab), [expected], message)
             loaded.append(vocab)
         return loaded

@@ -256,7 +256,7 @@ class Scorer:
     # ---------------------------------------------------------------------------------------------- tokens to scores
 
     def _each_by_itself(self, lines: list[_Line]) -> list[LineScore]:
-        """The scores of lines, each read as a text of its own: the memory before it is empty."""
+        """The scores of lines, each read as a text of its own, with the memory of a new text (zeros)."""
         texts = [np.concatenate([self.start, line.ids]) for line in lines]
         dtype = self.lm.loss_dtype
         scores = [np.full([len(text)], np.nan, dtype) for text in texts]  # nothing predicts a first token

@@ -105,7 +105,7 @@ def _read(file: str) -> _TrackerFile | None:
 
 @contextlib.contextmanager
 def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> Iterator[Tracked]:
-    """Yields a run of Weights & Biases, which is open in the block.
+    """Yields the `Tracked` of a run of Weights & Biases, which is open in the block.
 
     Args:
         folder: the run that is tracked.

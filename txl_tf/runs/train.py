@@ -348,7 +348,7 @@ class Run:
         return {}
 
     def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Makes the model, builds its optimizer, and prepares its checkpoints."""
+        """Makes and compiles the model, builds its optimizer, and prepares its checkpoints and TensorBoard."""
         training = self.training
         policy = self.machine.dtype_policy
         model_arguments, compile_arguments = self.options()

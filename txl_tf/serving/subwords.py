@@ -77,7 +77,7 @@ class SubwordTokenizer(tf.Module):
         """`SubwordVocab.decode` of every row of `ids` `[B, N]` up to its length: string `[B]`."""
         pieces = RaggedTensor.from_tensor(tf.gather(tf.constant(self.vocab.token_bytes), ids), lengths)
         text = tf.strings.unicode_transcode(tf.strings.reduce_join(pieces, -1), "UTF-8", "UTF-8")
-        # Such a model puts a space before each line, which is not part of the text.
+        # A model with `adds_space` puts a space before each line; the space is not part of the text.
         return tf.strings.regex_replace(text, "(?m)^ ", "") if self.vocab.adds_space else text
 
     def spell(self, ids: tf.Tensor) -> tf.Tensor:

@@ -104,8 +104,9 @@ class GraphTokenizer(tf.Module):
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`.
 
-        Adds checks of the text, whose messages call the argument `name`: it must be UTF-8 except at byte level. Words
-        must not contain the symbol that ends documents. Without an unknown symbol, all symbols must be known.
+        Adds checks of the text, whose messages call the argument `name`: it must be UTF-8 except at byte level. At
+        level "word", no word may be the symbol that ends documents. Without an unknown symbol, all symbols must be
+        known.
         """
         vocab = self.vocab
         symbols = self._tokenize(text)
@@ -122,9 +123,9 @@ class GraphTokenizer(tf.Module):
         return symbols.with_flat_values(checked(checks, ids))
 
     def _check_known(self, name: str, known: Any, strings: Any) -> Check:
-        """A check that `known`, bool for each of `strings`, is true: the vocabulary has the symbols of this string.
+        """A check that `known` is true everywhere.
 
-        The message calls the argument `name`.
+        `known[i]` says whether the vocabulary has all symbols of `strings[i]`. The message calls the argument `name`.
         """
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
         return Check(known, message, lambda: strings[~known][:1])

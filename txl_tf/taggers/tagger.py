@@ -217,7 +217,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
 
     def _build_rest(self, width: int) -> None:
-        """Builds the layers after the network, if they are not built. Its hidden states have the width `width`."""
+        """Builds the layers after the network, if they are not built. `width` is that of the hidden states before."""
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build((None, None, len(self.labels)))
@@ -305,7 +305,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and the tags as int32.
 
-        Raises ParameterError unless the tags have the mask's shape.
+        Raises ParameterError if the tags are known to have another shape than the mask.
         """
         emissions, mask = self.emissions(inputs, **options)
         tags = as_ids("tags", tags)

@@ -195,7 +195,11 @@ class TextTagger:
         return in_order(self._tag, encoded, by_length(lengths, self.batch_size))
 
     def attention(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> SentenceAttention:
-        """The attention of every layer and head in one sentence. Arguments: see `tag`.
+        """The attention of every layer and head in one sentence.
+
+        Args:
+            tokens: the tokens of the sentence, see `split`.
+            left_out: see `tag`.
 
         Raises:
             ParameterError: the network has no attention, or the sentence is empty or too long for the network.

@@ -127,7 +127,7 @@ def refuse_hooks(model: Any, reasons: dict[str, str]) -> None:
 
 
 def check_steps_take(model: Any, *names: str) -> None:
-    """Raises ParameterError unless the steps of a model with memory have one of the two possible signatures."""
+    """Raises ParameterError unless an overridden step of a model with memory takes `(data, mems)` or `(data)`."""
     for name in names:
         step = getattr(model, name)
         if is_overridden(model, name) and not takes_by_position(step, 2) and not takes_by_position(step, 1):
@@ -329,7 +329,9 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
 
 
 def _make_variables(argument: str, metric: keras.metrics.Metric, n_classes: int) -> None:
-    """Creates the variables of a metric, of this argument of `compile`, that creates them in its first update.
+    """Creates the variables of a metric that creates them in its first update: makes this update and resets the metric.
+
+    `argument` is the argument of `compile` with the metric, for messages.
 
     Raises ParameterError if the metric was made outside of the strategy's scope: then replicas would lack variables.
     """

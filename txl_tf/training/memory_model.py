@@ -366,7 +366,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     @property
     def user_metrics(self) -> list[keras.metrics.Metric]:
-        """The user's metrics: attributes of the model and of its layers, or the result of an overridden `metrics`."""
+        """The user's metrics: attributes of the model and of its layers, or the result of an overridden `metrics`.
+
+        Those of layers that are Keras models themselves do not count.
+        """
         if is_overridden(self, "metrics"):
             return self.metrics
         # `metrics` also contains Keras's own metric "loss", whose name is among the logs.

@@ -175,8 +175,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Keras's method: updates the weights with gradients or, between updates, adds the gradients to stored sums.
 
-        Keras itself would clip before the sum over the replicas. An update calls Keras's `update_step`, or that of a
-        subclass, for each weight. With an empty list of gradients, nothing happens.
+        Sums the gradients over the replicas and then clips them; Keras would clip first. An update calls Keras's
+        `update_step`, or that of a subclass, for each weight. With an empty list of gradients, nothing happens.
 
         Args:
             grads: gradients of this replica; in the cross-replica context, their sums over all replicas.
@@ -196,12 +196,12 @@ class ClipAfterAverage(MixedIntoOptimizer):
         sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
 
         def keep_or_update(strategy, sums, on_replicas=None):
-            """Updates the weights in every `batches_per_update`-th call. In the others, it stores the sums in `totals`.
+            """Updates the weights in every `batches_per_update`-th call of `apply`. Else stores the sums in `totals`.
 
             Args:
                 strategy: strategy that has the replicas.
                 sums: gradients summed over replicas and over the batches since the last update.
-                on_replicas: function that calls a function of `sums`. By default, it calls it on every replica.
+                on_replicas: `on_replicas(function)` calls `function(sums)`; by default, on every replica.
             """
             on_replicas = on_replicas or (
                 lambda function: strategy.extended.call_for_each_replica(function, args=(sums,))

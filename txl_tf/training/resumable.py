@@ -168,9 +168,11 @@ class Resumable(AmongWorkers):
 
         Raises:
             ParameterError: `y` is missing, weights have another shape than labels or rows, both `sample_weight` and
-                `class_weight` are given, `steps_per_execution` does not divide `steps_per_epoch` or (without several
-                workers) `validation_steps`, unless this is the number of batches, a metric of yours has the
-                name of one of the model's, or another thread runs `fit`.
+                `class_weight` are given, `steps_per_execution` does not divide the steps of an epoch (see below), a
+                metric of yours has the name of one of the model's, or another thread runs `fit`. On one worker,
+                `steps_per_execution` must divide `steps_per_epoch` and `validation_steps` if they are given, unless
+                they are the number of batches of a `tf.data.Dataset`. With several workers, it must divide
+                `steps_per_epoch`, which is by default the number of batches.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         self.build_optimizer()
@@ -196,7 +198,8 @@ class Resumable(AmongWorkers):
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
         It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`, and, without
-        several workers, if `steps_per_execution` does not divide `steps`, unless this is the number of batches.
+        several workers, if `steps_per_execution` does not divide `steps`, unless this is the number of batches of a
+        `tf.data.Dataset`.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         with self._turn("evaluate"), plain_messages():

@@ -179,27 +179,28 @@ class SegmentStep(TrainedModel):
 
         Returns:
             `(sums, gradients, new_mems)`: `sums` are the results of `weighted_sum` for this replica's rows and, with
-            static shapes, the number of labels that were left out; `gradients` are those of the rows' share of the mean
-            loss of the batch.
+            static shapes, the number of labels that were left out; `gradients` are those of the rows' share of the
+            loss: the sum of the nll divided by `total`, plus penalties, times the loss scale. If labels may be left
+            out, `train_step` corrects the divisor.
         """
         parts = self.gradient_accumulation_steps
-        shares = self.distribute_strategy.num_replicas_in_sync
+        replicas = self.distribute_strategy.num_replicas_in_sync
         total = self._num_labels(labels) if weights is None else total
         compiled_whole = self.static_shapes or self._compiled_gradients is not None
 
         def part(tokens, labels, weights, mems, dropout_key, done=None):
-            ends = {} if done is None else {"done": done}
+            optional = {} if done is None else {"done": done}
             clear_losses(self)  # of the last step; Keras clears them only if the model itself is called
             with fusing(not compiled_whole), tf.GradientTape() as tape:
                 nll, kept, new_mems = self.segment_nll(
                     tokens, labels, mems, training=True, dropout_key=dropout_key,
-                    static_shapes=self.static_shapes, bin_capacities=self.bin_capacities, **ends,
+                    static_shapes=self.static_shapes, bin_capacities=self.bin_capacities, **optional,
                 )  # fmt: skip
                 nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
                 loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
                 # If labels may be left out, `train_step` multiplies the gradients by total / counted of the batch. The
-                # fractions of all parts and replicas sum up so that this does not change the penalties.
-                fraction = tf.math.divide_no_nan(counted * parts * shares, total) if self._may_leave_out else None
+                # fractions of all parts and replicas sum up so that this factor cancels out for the penalties.
+                fraction = tf.math.divide_no_nan(counted * parts * replicas, total) if self._may_leave_out else None
                 loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
                 # In eager execution, TensorFlow cannot make zeros like a Keras variable, but like a tensor.
                 weights_of_model = [weight.value for weight in self.trainable_variables]
@@ -211,9 +212,9 @@ class SegmentStep(TrainedModel):
 
         if parts == 1:
             return part(tokens, labels, weights, mems, dropout_key, done)
-        no_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
+        zero_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
         variables = self.trainable_variables
-        return part_by_part(part, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key, done)
+        return part_by_part(part, parts, variables, zero_sums, tokens, labels, weights, mems, dropout_key, done)
 
     def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> Any:
         """The sum of the weights of a batch or, without weights, the number of labels that count; over all replicas."""

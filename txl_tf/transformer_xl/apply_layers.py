@@ -102,16 +102,16 @@ def _recomputed(layer: Any, dropout_key: Any) -> Callable[..., Any]:
     """A function of the layer's arguments that calls the layer with gradient checkpointing."""
     variables = layer.weights
 
-    # In the backward pass, `recompute` adds a zero to every argument that depends on the upstream gradient. `zero` is
-    # an argument so that the key, an integer, depends on this gradient, too.
+    # In the backward pass, `recompute` adds to every argument a zero that it computes from the upstream gradient.
+    # `zero` is an argument so that the key, an integer, depends on this gradient, too.
     def call(zero: Tensor, *args: Tensor) -> Any:
         weights = args[: len(variables)]
-        w, *other_arguments = args[len(variables) :]
-        # Dropout masks depend only on the key. Without this dependency on w, TensorFlow would draw the masks of all
-        # layers at the start, and keep them in memory.
-        with tf.control_dependencies([w]):
+        hidden, *other_arguments = args[len(variables) :]
+        # Dropout masks depend only on the key. Without this dependency on `hidden`, TensorFlow would draw the masks of
+        # all layers at the start, and keep them in memory.
+        with tf.control_dependencies([hidden]):
             layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return layer(w, *other_arguments, dropout_key=layer_key)
+            return layer(hidden, *other_arguments, dropout_key=layer_key)
 
     return functools.partial(gradients.recompute(call), tf.zeros([]), *map(tf.convert_to_tensor, variables))

@@ -11,7 +11,7 @@ count:
 |---|---|
 | `New York<TAB>3 nz` | ends at the tab |
 | `New York 3 nz`, `长江 120`, `长江 0.1 -0.2` | ends before the numbers and a tag of a part of speech |
-| `长江 ns` | ends before the tag |
+| `长江 ns`, if no word of the file is ASCII | ends before the tag |
 | `New York` | is the line |
 | `长江,3,n` | an error: it would never be found in a sentence |
 """

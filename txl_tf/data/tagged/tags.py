@@ -74,7 +74,7 @@ def is_bilou(tag: str) -> bool:
 def detect_scheme(tags: Iterable[str]) -> str:
     """Returns the scheme of a collection of tags: "bio", "bioes" or "bmes". BILOU is "bioes".
 
-    With E or S, but neither M nor I, a collection can be of BIOES or BMES: then it is "bmes".
+    With E or S, but neither M, I, L nor U, a collection can be of BIOES or BMES: then it is "bmes".
 
     Raises:
         ParameterError: names a tag that no scheme has, or two tags that no scheme has together. In the second case, its

@@ -56,13 +56,13 @@ def _name(known: Sequence[str], kind: str, rng: random.Random) -> list[Piece]:
 
 
 def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
-    """Draws the pieces of a clause: about persons and places, or about a town and a bridge or its mayor.
+    """Draws the pieces of a clause: about persons, places and things, or about a town and a bridge or its mayor.
 
     Words, persons and places, also towns, are drawn from `known`.
     """
 
     def name(kind: str) -> list[Piece]:
-        """Returns the pieces around a name, see `_name`."""
+        """Draws a name with the pieces around it, see `_name`."""
         return _name(known, kind, rng)
 
     def predicate(texts: Sequence[str]) -> list[Piece]:

@@ -241,7 +241,10 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
             text = f"every batch must have the rows of the first, {rows}, found"
             checks.append((shape[0] == rows, [text, shape[0], hint]))
         elif rows_divide_by is not None and rows_divide_by > 1:
-            text = f"the rows of every batch must be a multiple of {rows_divide_by}, replicas times parts, found"
+            text = (
+                f"the rows of every batch must be a multiple of {rows_divide_by}, the number of replicas times "
+                "gradient_accumulation_steps, found"
+            )
             checks.append((shape[0] % rows_divide_by == 0, [text, shape[0]]))
         if longest is not None:
             text = f"segments of an evaluation must not be longer than the first, {longest}, found"

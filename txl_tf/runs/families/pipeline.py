@@ -278,6 +278,7 @@ class TaggingPipeline(Pipeline):
             changes["max_seq_len"] = max_seq_len  # `load_model` raises the error
         vocabs = with_lexicon(folder, folder.load_vocabs(), lexicon, skip_short_words)
         model = folder.load_model(path, **changes)
+        # The network has not learned longer distances than those of the longest training line.
         window = max_seq_len or min(sizes.longest if sizes else max_of_run, max_of_run)
         return cls(
             model, *vocabs, checkpoint=folder.name_of(path), window=window, sizes=sizes, splits=max_seq_len is None
@@ -376,10 +377,11 @@ class TaggingPipeline(Pipeline):
 
 
 def line_sizes(folder: RunFolder) -> LineSizes | None:
-    """The lengths of the training lines of a tagger's run; `None`, after a warning, if they are unknown.
+    """The `LineSizes` of the training lines of a tagger's run; `None`, after a warning, if they are unknown.
 
-    Runs of earlier versions do not record all lengths. For these runs, the training file is read. If it cannot be read,
-    the result has only the length of the longest line, if this is recorded.
+    They are the tokens of the longest line, and the usual and nearly the largest number of sentences in a line. Runs of
+    earlier versions do not record all three numbers. For these runs, the function reads the training file. If it cannot
+    read this file, the result has only the length of the longest line, if the run records it.
     """
     config = folder.read_config()
     training = config.get("training", {})

@@ -177,7 +177,7 @@ class TaggerRun(EpochRun):
         return {**token_settings, **tag_settings, **widths}
 
     def measured(self) -> dict:
-        """The lengths of the training lines, by which a pipeline recognises unusually long lines, see `LineSizes`."""
+        """The `LineSizes` of the training lines, by which a pipeline recognises unusually long lines."""
         sizes: Any = self.corpus.sizes
         longest, usual, largest = sizes
         return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": largest}
