@@ -53,8 +53,11 @@ class Parent:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self.connection.send((self.indices[item], self.indices.get(nextitem)))
         try:
-            while (message := self.connection.recv()) is not None:
+            while (message := self.connection.recv())[0] != "end":
                 self.replay(*message)
+            self.memory, peak, problems = message[1]
+            self.peak = max(self.peak, peak)
+            self.problems += problems
         except (EOFError, ConnectionResetError):
             self.report_crash(item)
         else:
@@ -86,17 +89,14 @@ class Parent:
         return code
 
     def replay(self, kind, content):
+        """Calls the hook that a child's report or warning has called in the child."""
         if kind == "report":
             report = self.config.hook.pytest_report_from_serializable(config=self.config, data=content)
             self.config.hook.pytest_runtest_logreport(report=report)
-        elif kind == "warning":
+        else:
             details, place = content
             recorded = {"warning_message": warnings.WarningMessage(*details), **place}
             self.config.hook.pytest_warning_recorded.call_historic(kwargs=recorded)
-        else:
-            self.memory, peak, problems = content
-            self.peak = max(self.peak, peak)
-            self.problems += problems
 
     def report_crash(self, item):
         message = f"the process that ran this test ended unexpectedly, with exit code {self.wait()}"
@@ -127,7 +127,6 @@ class Child:
             self.config.hook.pytest_runtest_protocol(item=items[index], nextitem=nextitem)
             self.connection.send(("end", (memory(), peak_memory(), self.limits.problems)))
             self.limits.problems = []
-            self.connection.send(None)
 
     def pytest_runtest_logreport(self, report):
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
