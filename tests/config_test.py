@@ -353,6 +353,7 @@ BAD = [
     (RunConfig, {"steps_per_execution": 7}, "steps_per_execution", "a divisor of train_steps=100000"),
     (RunConfig, {"steps_per_execution": 7, "train_steps": 70}, "steps_per_execution", "a divisor of iterations=500"),
     (TrainingConfig, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps", "at least 1"),
+    (TrainingConfig, {"parallel_parts": 0}, "parallel_parts", "at least 1"),
     (EvaluationConfig, {"tgt_len": 0}, "tgt_len", "at least 1"),
     (EvaluationConfig, {"sliding_window": 0}, "sliding_window", "at least 1"),
     (TrainingConfig, {"sample_tokens": -1}, "sample_tokens", "at least 0"),

@@ -6,7 +6,7 @@
 With float32, 4 bytes for each number:
 
     weights      W
-    gradients    2 W: the gradients, and their clipped copies
+    gradients    2 W: the gradients, and their clipped copies; W more for every further part of `parallel_parts`
     optimizer    2 W with Adam, AdamW and LAMB (two moments), W with SGD; W more with a moving average of the weights
     activations  of each layer B (3 T E + 2.5 K H D + 2 T F + 2.75 H T K), and of the softmax 3.5 B T V;
                  with gelu 5.5 T F, with swiglu 6.5 T F; with label smoothing 4.5 B T V; with cutoffs and without label
@@ -128,6 +128,7 @@ def training_memory(
     ema: bool = False,
     recompute: bool = False,
     mixed_precision: bool = False,
+    parallel_parts: int = 1,
 ) -> TrainingMemory:
     """Estimates the memory of a training step on one replica.
 
@@ -140,6 +141,7 @@ def training_memory(
         ema: whether there is a moving average of the weights.
         recompute: whether activations of layers are computed again in the backward pass.
         mixed_precision: whether a number in the activations has 2 bytes instead of 4.
+        parallel_parts: number of parts of the rows that are computed at the same time.
 
     Raises:
         ParameterError: see `count_weights`.
@@ -155,7 +157,7 @@ def training_memory(
     return TrainingMemory(
         n_weights=n_weights,
         weights=weights,
-        gradients=2 * weights,
+        gradients=(1 + parallel_parts) * weights,
         optimizer=(MOMENTS[optimizer] + ema) * weights,
         activations=int((all_layers + logits) / (2 if mixed_precision else 1)),
         memory=2 * FLOAT * model.n_layer * rows * model.mem_len * model.d_model,

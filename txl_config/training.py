@@ -129,6 +129,11 @@ class TrainingConfig(RunConfig):
         default=0,
     )
     gradient_accumulation_steps: int = option("Parts of a batch, for gradient accumulation.", at_least(1), default=1)
+    parallel_parts: int | None = option(
+        "Parts of a batch that are computed at the same time. Default on CPUs: depends on cores, model and batch.",
+        at_least(1),
+        default=None,
+    )
     shuffle_documents: bool = option(
         "Read the documents of the text in a new order every epoch, which depends on the seed.", default=False
     )

@@ -145,23 +145,28 @@ def main():
     training = config_of(TrainingConfig, other_defaults)
     optimizer = optimizer_config(training, other_defaults)
     precision = config_of(MachineConfig, other_defaults).mixed_precision
-    parts = FLAGS.replicas * training.gradient_accumulation_steps
-    rows = training.train_batch_size / parts
-    if rows != int(rows):
+    shares = FLAGS.replicas * training.gradient_accumulation_steps
+    parallel_parts = training.parallel_parts or 1
+    parts = shares * parallel_parts
+    if training.train_batch_size % parts:
         message = f"train_batch_size={training.train_batch_size} must be a multiple of the {parts} parts of a batch"
         raise ParameterError("train_batch_size", training.train_batch_size, f"a multiple of {parts}", message)
+    rows = training.train_batch_size // shares
     memory = training_memory(
         model,
-        int(rows),
+        rows,
         training.tgt_len,
         optimizer=optimizer.optimizer,
         ema=bool(optimizer.ema),
         recompute=training.recompute,
         mixed_precision=precision in ("bfloat16", "float16"),
+        parallel_parts=parallel_parts,
     )
-    print(f"{memory.n_weights:,} weights; {int(rows)} rows of {training.tgt_len} tokens, mem_len {model.mem_len}")
+    print(f"{memory.n_weights:,} weights; {rows} rows of {training.tgt_len} tokens, mem_len {model.mem_len}")
     if precision == AUTO:
         print("mixed_precision=auto depends on the machine of the training: the figures are for float32")
+    if training.parallel_parts is None:
+        print("parallel_parts is not given and depends on the machine of the training: the figures are for 1")
     for name in ("weights", "gradients", "optimizer", "activations", "memory", "runtime"):
         print(f"{name:12}{shown(getattr(memory, name))}")
     print(f"{'together':12}{shown(memory.total)}")

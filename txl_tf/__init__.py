@@ -40,6 +40,7 @@ from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tagger import Tagger
 from txl_tf.taggers.tener import Tener
 from txl_tf.training.optimization import make_optimizer
+from txl_tf.training.threads import set_threads
 from txl_tf.transformer_xl.network import TransformerXL
 from txl_tf.vanilla.transformer import Transformer
 
@@ -78,6 +79,7 @@ __all__ = [
     "save_tf1_checkpoint",
     "segments",
     "set_matmul_precision",
+    "set_threads",
     "text_vectors",
     "tf1_variables",
 ]

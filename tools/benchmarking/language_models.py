@@ -4,6 +4,7 @@ The reference has time as its first axis, and caches no keys and values.
 """
 
 import functools
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -103,14 +104,27 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
     """The work of the library, by `fit`, `evaluate` or `generate`, which generates `tgt_len` tokens."""
     import txl_tf
 
+    options = {"jit_compile": jit_compile}
+    parts = parallel_parts(mode, shape)
+    if parts > 1 and not jit_compile and hasattr(txl_tf, "set_threads"):  # an older checkout does not have it
+        txl_tf.set_threads(parts)
+        options["parallel_parts"] = parts
     if matmul_precision:
         txl_tf.set_matmul_precision(matmul_precision)
     lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype, recompute=recompute)
     tokens, labels = random_batch(shape)
     if mode == "generation":
         return Calls(lambda: lm.generate(tokens[:, :1], max_new_tokens=shape["tgt_len"], seed=0).numpy())
-    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000), jit_compile=jit_compile)
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000), **options)
     return Steps(lm, repeated([(tokens, labels)]), evaluation=mode == "evaluation")
+
+
+def parallel_parts(mode, shape):
+    """The number of parts of a batch that train.py would choose, see --parallel_parts. 1 if the mode does not train."""
+    if not is_training(mode) or mode.startswith("softmax"):  # with so many words, gradients of two parts take too long
+        return 1
+    cores = min(os.cpu_count() or 1, 8)
+    return max(parts for parts in range(1, cores + 1) if shape["batch_size"] % parts == 0)
 
 
 def multiplying_work(shape, dtype):

@@ -183,12 +183,15 @@ def check_token_nll(path: str | None, **text: Any) -> None:
     check_writable(path)
 
 
-def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size: int) -> None:
+def check_divides(
+    strategy: tf.distribute.Strategy, accumulation_steps: int = 1, parallel_parts: int = 1, **batch_size: int
+) -> None:
     """Checks that a batch can be divided evenly among the replicas, and on each replica into parts.
 
     Args:
         strategy: strategy that has the replicas.
-        parts: `gradient_accumulation_steps`.
+        accumulation_steps: `gradient_accumulation_steps`, parts of the rows of a replica.
+        parallel_parts: parts of each of these parts.
         **batch_size: exactly one keyword, such as `train_batch_size=64`; errors use its name.
 
     Raises:
@@ -196,11 +199,14 @@ def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size
     """
     ((name, rows),) = batch_size.items()
     replicas = strategy.num_replicas_in_sync
-    if rows % (replicas * parts):
+    shares = replicas * accumulation_steps * parallel_parts
+    if rows % shares:
         among = "1 replica" if replicas == 1 else f"{replicas} replicas"
-        if parts > 1:
-            among += f" times gradient_accumulation_steps={parts}"
-        raise ParameterError(name, rows, f"a multiple of {replicas * parts}, for {among}")
+        if accumulation_steps > 1:
+            among += f" times gradient_accumulation_steps={accumulation_steps}"
+        if parallel_parts > 1:
+            among += f" times parallel_parts={parallel_parts}"
+        raise ParameterError(name, rows, f"a multiple of {shares}, for {among}")
 
 
 def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distribute.Strategy, type_name: str) -> None:
@@ -216,7 +222,8 @@ def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distrib
     logger.info("%s: %s symbols; tokens: %s", name, f"{len(corpus.vocab):,}", sizes)
     replicas = strategy.num_replicas_in_sync
     unit = "replica" if replicas == 1 else "replicas"
-    logger.info("model: %s parameters, %s, %d %s", f"{lm.count_params():,}", type_name, replicas, unit)
+    parts = f", parallel_parts={lm.parallel_parts}" if lm.parallel_parts > 1 else ""
+    logger.info("model: %s parameters, %s, %d %s%s", f"{lm.count_params():,}", type_name, replicas, unit, parts)
 
 
 class WorkerGone(OSError):

@@ -32,7 +32,7 @@ from txl_tf.runs.same_run import check_same_run
 from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
-from txl_tf.training.optimization import make_optimizer
+from txl_tf.training.optimization import make_optimizer, schedule_of
 
 # Settings of the training that `config.json` records for every family, so that a run can resume from its folder alone.
 RECORDED = (
@@ -126,11 +126,13 @@ def train_run(
     if origin:
         origin.check(family, model, training.extend_vocab)
     run.prepare()
-    with strategy.scope():
-        keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
+    schedule_of(optimizer, training.train_steps)  # checks the numbers of steps
     with worker_of(strategy, folder), folder.locked() if chief else contextlib.nullcontext():
         keras.utils.set_random_seed(training.seed)
         run.read()
+        run.choose_threads()  # before TensorFlow starts, which it does for the optimizer's variables
+        with strategy.scope():
+            keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
         config = run.config()
         check_same_run(folder, config, run.corpus.vocabs, training, run.remedy)
         run.make_model(keras_optimizer)
@@ -253,6 +255,9 @@ class Run:
 
         Raises ParameterError if settings do not fit each other or the machine.
         """
+
+    def choose_threads(self) -> None:
+        """Sets TensorFlow's threads, from what is known about the model once the data is read."""
 
     def options(self) -> tuple[dict, dict]:
         """`(model_arguments, compile_arguments)`: additional arguments of the model, and of its `compile`, by name."""

@@ -85,7 +85,9 @@ def make_strategy(
         except tf.errors.UnknownError as error:  # TensorFlow does not name the address
             where = f"the workers are {', '.join(workers)}, and each needs a port of its own"
             raise ConnectionError(f"strategy=multi_worker cannot start: {reason(error)}; {where}") from error
-    gpus = tf.config.list_logical_devices("GPU")
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    # Listing logical devices starts TensorFlow, so that its threads cannot be chosen any more.
+    gpus = tf.config.list_logical_devices("GPU") if has_gpus else []
     if strategy == "mirrored" or (strategy == "auto" and len(gpus) > 1):
         devices = gpus or tf.config.list_logical_devices("CPU")
         if len(devices) == 1:

@@ -59,7 +59,7 @@ from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import Turns, results_of
 
 # Arguments of `compile` that become attributes, except Keras's own.
-OF_COMPILE = ("gradient_accumulation_steps", "static_shapes", "bin_capacities")
+OF_COMPILE = ("gradient_accumulation_steps", "parallel_parts", "static_shapes", "bin_capacities")
 
 
 class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
@@ -83,7 +83,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     carried_names = ("mems",)
     stop_agreed = False
-    gradient_accumulation_steps: int = 1  # this and the next two are arguments of `compile`
+    gradient_accumulation_steps: int = 1  # this and the next three are arguments of `compile`
+    parallel_parts: int = 1
     static_shapes: bool = False
     bin_capacities: list[int] | None = None
     _metric_names: tuple[str, ...] = ()
@@ -122,7 +123,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
         jit_compile: bool = False, auto_scale_loss: bool = True, *, gradient_accumulation_steps: int = 1,
-        static_shapes: bool = False, bin_capacities: Any = None,
+        parallel_parts: int = 1, static_shapes: bool = False, bin_capacities: Any = None,
     ) -> None:  # fmt: skip
         """Configures `fit` and `evaluate`. The loss is the model's own.
 
@@ -138,6 +139,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             auto_scale_loss: whether to scale the loss if the model computes in float16 with weights in float32.
             gradient_accumulation_steps: number of parts of a batch, each with its share of the rows, which are computed
                 one after the other to save memory. The result is the same as for the whole batch.
+            parallel_parts: number of parts of a batch (or of each of the parts above) that are computed at the same
+                time: a training step on a processor is faster if each of its cores computes a part. Call
+                `txl_tf.set_threads` before. The result is the same as for the whole batch. The parts hold gradients of
+                all weights each.
             static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
             bin_capacities: list of int, with static shapes: the largest number of tokens of each cluster except the
                 first, in one part of a batch on one replica, see `txl_tf.choose_bin_capacities`. Further tokens are
@@ -153,6 +158,11 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         metrics = checked_metric_names(metrics)
         at_least(1)("steps_per_execution", steps_per_execution)
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
+        at_least(1)("parallel_parts", parallel_parts)
+        if parallel_parts > 1 and (static_shapes or jit_compile):
+            allowed = "1 with static_shapes or jit_compile"
+            message = f"parallel_parts must be {allowed}, got {parallel_parts}: XLA computes one part after the other"
+            raise ParameterError("parallel_parts", parallel_parts, allowed, message)
         if bin_capacities is not None:
             if not static_shapes:
                 raise ParameterError("bin_capacities", bin_capacities, "None without static_shapes")
@@ -163,8 +173,13 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         )  # fmt: skip
         self._metric_names = metrics
         self.auto_scale_loss = auto_scale_loss
-        own = (gradient_accumulation_steps, bool(static_shapes), bin_capacities)
+        own = (gradient_accumulation_steps, parallel_parts, bool(static_shapes), bin_capacities)
         self.__dict__.update(zip(OF_COMPILE, own, strict=True))  # only `compile` can set these attributes
+
+    @property
+    def parts_of_batch(self) -> int:
+        """The number of parts into which a training step divides the rows of a replica."""
+        return self.gradient_accumulation_steps * self.parallel_parts
 
     def compile_arguments(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in OF_COMPILE}
@@ -409,7 +424,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         if rows % (replicas * parts):
             got = f"{rows} rows on {replicas} replicas"
             if parts > 1:
-                got += f" with gradient_accumulation_steps={parts}"
+                got += f" in {parts} parts (gradient_accumulation_steps times parallel_parts)"
             message = f"the number of rows of the batch must be divisible by the number of replicas, got {got}"
             raise ParameterError("batch", rows, f"a multiple of {replicas * parts} rows", message)
 
@@ -425,7 +440,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         if not isinstance(allow_shuffled, bool):
             raise ParameterError("allow_shuffled", allow_shuffled, [True, False])
         strategy = self.distribute_strategy
-        parts = 1 if evaluation else self.gradient_accumulation_steps
+        parts = 1 if evaluation else self.parts_of_batch
         # Several steps in one graph need batches of one form.
         options: dict[str, Any] = {"weighs": "always" if self.steps_per_execution > 1 else "where needed"}
         dataset = x

@@ -498,6 +498,25 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return arguments_of(self)
 
 
+def schedule_of(settings: OptimizerConfig, train_steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
+    """The schedule of the learning rate in `settings`, for a training of `train_steps` steps.
+
+    Raises:
+        ParameterError: the numbers of steps do not fit the schedule.
+    """
+    warmup_steps = settings.warmup_steps
+    if settings.schedule == "noam":
+        at_least(1)("warmup_steps", warmup_steps)
+        # With this scale, the highest rate, at the end of the warm-up, is `learning_rate`.
+        return NoamSchedule(1, warmup_steps, scale=settings.learning_rate * warmup_steps**0.5)
+    # `make_schedule` also checks the numbers of steps, for all the schedules that follow.
+    cosine = make_schedule(settings.learning_rate, warmup_steps, train_steps, settings.min_lr_ratio)
+    if settings.schedule == "cosine":
+        return cosine
+    constant = settings.schedule == "constant"
+    return LinearSchedule(settings.learning_rate, warmup_steps, train_steps, constant=constant)
+
+
 @checked_call
 def make_optimizer(
     learning_rate: float = 2.5e-4,
@@ -538,25 +557,18 @@ def make_optimizer(
     Raises:
         ParameterError: an argument is out of its range.
     """
-    OptimizerConfig(  # checks the arguments
+    settings = OptimizerConfig(  # checks the arguments
         learning_rate=learning_rate, warmup_steps=warmup_steps, min_lr_ratio=min_lr_ratio, clip=clip,
         optimizer=optimizer, weight_decay=weight_decay, ema=ema, schedule=schedule, beta_2=beta_2,
         clip_value=clip_value, momentum=momentum,
     )  # fmt: skip
     at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
+    rate = schedule_of(settings, train_steps)
     options: dict[str, Any] = {"use_ema": True, "ema_momentum": ema} if ema else {}
     if gradient_accumulation_steps > 1:
         options["gradient_accumulation_steps"] = gradient_accumulation_steps
     if weight_decay or optimizer == "adamw":  # which decays by default
         options["weight_decay"] = weight_decay
-    if schedule == "noam":
-        at_least(1)("warmup_steps", warmup_steps)
-        # With this scale, the highest rate, at the end of the warm-up, is `learning_rate`.
-        rate = NoamSchedule(1, warmup_steps, scale=learning_rate * warmup_steps**0.5)
-    else:
-        rate = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)  # also checks the steps
-        if schedule != "cosine":
-            rate = LinearSchedule(learning_rate, warmup_steps, train_steps, constant=schedule == "constant")
     if optimizer == "sgd":
         options |= {"momentum": float(momentum)}
     else:

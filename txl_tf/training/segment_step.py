@@ -6,6 +6,7 @@ every strategy of `tf.distribute`.
     train_step                  computes loss and gradients of a segment, updates the weights, returns new memory
         segment_nll             a method of the model: the nll of every label, and new memory
         part_by_part            with gradient accumulation, computes the rows in parts, one after the other
+        side_by_side            with `parallel_parts`, computes the rows in parts, at the same time
     test_step                   the same without gradients
 """
 
@@ -42,6 +43,8 @@ class SegmentStep(TrainedModel):
 
     network: Any
     gradient_accumulation_steps: int
+    parallel_parts: int
+    parts_of_batch: int
     static_shapes: bool
     bin_capacities: list[int] | None
     _carried: threading.local  # the memory before and after a step with Keras's signature
@@ -168,7 +171,7 @@ class SegmentStep(TrainedModel):
         self, tokens: Tensor, labels: Tensor, weights: Any, total: Any, mems: Any, dropout_key: Tensor,
         done: Tensor | None = None,
     ) -> tuple[Any, list[Any], Any]:  # fmt: skip
-        """Computes this replica's share of a training step, part by part with gradient accumulation.
+        """Computes this replica's share of a training step, in parts with gradient accumulation or `parallel_parts`.
 
         Args:
             tokens, labels: int `[batch, tgt_len]`, the rows of this replica.
@@ -183,7 +186,7 @@ class SegmentStep(TrainedModel):
             loss: the sum of the nll divided by `total`, plus penalties, times the loss scale. If labels may be left
             out, `train_step` corrects the divisor.
         """
-        parts = self.gradient_accumulation_steps
+        parts = self.parts_of_batch
         replicas = self.distribute_strategy.num_replicas_in_sync
         total = self._num_labels(labels) if weights is None else total
         compiled_whole = self.static_shapes or self._compiled_gradients is not None
@@ -210,11 +213,12 @@ class SegmentStep(TrainedModel):
                 sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))
             return tf.stack(sums), gradients, new_mems
 
-        if parts == 1:
-            return part(tokens, labels, weights, mems, dropout_key, done)
-        zero_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
-        variables = self.trainable_variables
-        return part_by_part(part, parts, variables, zero_sums, tokens, labels, weights, mems, dropout_key, done)
+        step = part if self.parallel_parts == 1 else side_by_side(part, self.parallel_parts)
+        if self.gradient_accumulation_steps > 1:
+            zero_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
+            variables = self.trainable_variables
+            step = part_by_part(step, self.gradient_accumulation_steps, variables, zero_sums)
+        return step(tokens, labels, weights, mems, dropout_key, done)
 
     def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> Any:
         """The sum of the weights of a batch or, without weights, the number of labels that count; over all replicas."""
@@ -260,63 +264,93 @@ def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, A
     return tf.reduce_sum(nll), tf.cast(count, nll.dtype)
 
 
-def part_by_part(
-    step: Any,
-    parts: int,
-    variables: Any,
-    no_sums: Any,
-    tokens: Tensor,
-    labels: Tensor,
-    weights: Any,
-    mems: Any,
-    dropout_key: Tensor,
-    done: Tensor | None = None,
-) -> tuple[Any, Any, Any]:
-    """Calls `step` for parts of the rows, one after the other. So the device needs room for only one part at a time.
+# (tokens, labels, weights, mems, dropout_key, done) -> (sums, gradients, new_mems), see `_loss_and_gradients`
+Step = Callable[..., tuple[Any, Any, Any]]
+
+
+def part_by_part(step: Step, parts: int, variables: Any, no_sums: Any) -> Step:
+    """A function like `step` that calls it for parts of the rows, one after the other.
+
+    So the device needs room for only one part at a time.
 
     Args:
-        step: function of `(tokens, labels, weights, mems, dropout_key, done)` that returns `(sums, gradients,
-            new_mems)`.
+        step: computes some rows. In the `dropout_key` of a part, the last number is the index of its first row.
         parts: number of parts, a divisor of the rows.
         variables: the variables to which the gradients belong.
         no_sums: zeros with the shape of `sums`.
-        tokens, labels, mems: for all rows of this replica.
-        weights, done: in the shape of the labels, or `None`.
-        dropout_key: int `[3]`, see `dropout`. In the key of a part, the last number is the index of its first row.
 
     Returns:
-        `(sums, gradients, new_mems)`: the totals of sums and gradients, and the memory of all rows.
+        A function of the arguments of `step`, for all rows, with its results: `sums` and `gradients` are totals over
+        the parts, `new_mems` is the memory of all rows.
     """
 
     def split(x):  # [rows, ...] -> [parts, rows / parts, ...]
         rows, *shape = shape_of(x)
         return tf.reshape(x, [parts, rows // parts, *shape])
 
-    tokens = split(tokens)
-    labels = split(labels)
-    mems = [split(mem) for mem in mems]
-    weights = None if weights is None else split(weights)
-    done = None if done is None else split(done)
-    rows = shape_of(tokens)[1]  # of a part
+    def all_parts(
+        tokens: Tensor, labels: Tensor, weights: Any, mems: Any, dropout_key: Tensor, done: Tensor | None = None
+    ) -> tuple[Any, Any, Any]:
+        tokens = split(tokens)
+        labels = split(labels)
+        mems = [split(mem) for mem in mems]
+        weights = None if weights is None else split(weights)
+        done = None if done is None else split(done)
+        rows = shape_of(tokens)[1]  # of a part
 
-    def body(i, sums, gradients, new_mems):
-        part_weights = None if weights is None else weights[i]
-        part_mems = [mem[i] for mem in mems]
-        key = dropout_key + tf.stack([0, 0, i * rows])
-        part_done = None if done is None else done[i]
-        part_sums, part_gradients, part_mems = step(tokens[i], labels[i], part_weights, part_mems, key, part_done)
-        gradients = [total + gradient for total, gradient in zip(gradients, part_gradients, strict=True)]
-        new_mems = [array.write(i, mem) for array, mem in zip(new_mems, part_mems, strict=True)]
-        return [i + 1, sums + part_sums, gradients, new_mems]  # a list, as eager mode expects after a list of values
+        def body(i, sums, gradients, new_mems):
+            part_weights = None if weights is None else weights[i]
+            part_mems = [mem[i] for mem in mems]
+            key = dropout_key + tf.stack([0, 0, i * rows])
+            part_done = None if done is None else done[i]
+            part_sums, part_gradients, part_mems = step(tokens[i], labels[i], part_weights, part_mems, key, part_done)
+            gradients = [total + gradient for total, gradient in zip(gradients, part_gradients, strict=True)]
+            new_mems = [array.write(i, mem) for array, mem in zip(new_mems, part_mems, strict=True)]
+            return [
+                i + 1,
+                sums + part_sums,
+                gradients,
+                new_mems,
+            ]  # a list, as eager mode expects after lists
 
-    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-    arrays = [tf.TensorArray(mem.dtype, parts) for mem in mems]
-    _, sums, gradients, new_mems = tf.while_loop(
-        lambda i, *_: i < parts,
-        body,
-        [0, no_sums, zeros, arrays],
-        parallel_iterations=1,
-        maximum_iterations=parts,
-    )
-    new_mems = [array.stack() for array in new_mems]
-    return sums, gradients, [tf.reshape(mem, [parts * rows, *shape_of(mem)[2:]]) for mem in new_mems]
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        arrays = [tf.TensorArray(mem.dtype, parts) for mem in mems]
+        _, sums, gradients, new_mems = tf.while_loop(
+            lambda i, *_: i < parts,
+            body,
+            [0, no_sums, zeros, arrays],
+            parallel_iterations=1,
+            maximum_iterations=parts,
+        )
+        new_mems = [array.stack() for array in new_mems]
+        return sums, gradients, [tf.reshape(mem, [parts * rows, *shape_of(mem)[2:]]) for mem in new_mems]
+
+    return all_parts
+
+
+def side_by_side(step: Step, parts: int) -> Step:
+    """A function like `step` that calls it for parts of the rows, none of which waits for another.
+
+    So TensorFlow computes the parts at the same time, except in eager mode.
+
+    Args and returns as in `part_by_part`.
+    """
+    traced_once = tf.function(step, autograph=False)
+
+    def split(x):
+        return [None] * parts if x is None else tf.split(x, parts)
+
+    def all_parts(
+        tokens: Tensor, labels: Tensor, weights: Any, mems: Any, dropout_key: Tensor, done: Tensor | None = None
+    ) -> tuple[Any, Any, Any]:
+        rows = shape_of(tokens)[0] // parts
+        keys = [dropout_key + tf.stack([0, 0, i * rows]) for i in range(parts)]
+        mems_of_parts = zip(*map(split, mems), strict=True) if mems else [()] * parts
+        compute = step if tf.executing_eagerly() else traced_once
+        arguments = split(tokens), split(labels), split(weights), map(list, mems_of_parts), keys, split(done)
+        results = [compute(*of_part) for of_part in zip(*arguments, strict=True)]
+        sums, gradients, new_mems = zip(*results, strict=True)
+        gradients = [tf.add_n(of_parts) for of_parts in zip(*gradients, strict=True)]
+        return tf.add_n(sums), gradients, [tf.concat(of_parts, 0) for of_parts in zip(*new_mems, strict=True)]
+
+    return all_parts

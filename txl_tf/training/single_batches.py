@@ -99,7 +99,7 @@ class SingleBatches:
         tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another length
         batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # no dataset: `function` gets the one batch
         before = self._loop_states[method]
-        self._check_rows(rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)
+        self._check_rows(rows, self.parts_of_batch if method == "train_on_batch" else 1)
         if before.batches is None or not self.network.mem_len:
             mems = self._on_replicas(self.initial_mems, rows)
         elif before.batches.rows == rows:

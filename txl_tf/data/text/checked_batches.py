@@ -243,7 +243,7 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
         elif rows_divide_by is not None and rows_divide_by > 1:
             text = (
                 f"the rows of every batch must be a multiple of {rows_divide_by}, the number of replicas times "
-                "gradient_accumulation_steps, found"
+                "gradient_accumulation_steps times parallel_parts, found"
             )
             checks.append((shape[0] % rows_divide_by == 0, [text, shape[0]]))
         if longest is not None:

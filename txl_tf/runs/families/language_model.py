@@ -50,7 +50,8 @@ from txl_tf.runs.setup import (
     without_symbol_choice,
 )
 from txl_tf.runs.train import Run
-from txl_tf.training.distribution import broadcast_from_chief, is_chief
+from txl_tf.training.distribution import broadcast_from_chief, is_chief, is_default
+from txl_tf.training.threads import can_set_threads, choose_parallel_parts, set_threads
 
 logger = logging.getLogger("txl_tf")
 
@@ -92,6 +93,7 @@ class LanguageModelRun(Run):
     """One training run of a language model, on a text.
 
     `data` is `{"data_dir": ...}` or arguments of `build_corpus`. `splits` are the splits to evaluate at the end.
+    `parallel_parts` is the argument of `compile`.
     """
 
     data: dict[str, Any]
@@ -100,6 +102,7 @@ class LanguageModelRun(Run):
     final: EvaluationConfig
     corpus: Corpus
     model: LanguageModel
+    parallel_parts: int = 1
 
     remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
 
@@ -126,8 +129,12 @@ class LanguageModelRun(Run):
         if self.data.get("cutoffs"):
             # The size of the vocabulary is not known yet: `sys.maxsize` lets all cutoffs lie below it.
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
-        check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
+        parts = training.gradient_accumulation_steps, training.parallel_parts or 1
+        check_divides(self.strategy, *parts, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
+        if (training.parallel_parts or 1) > 1 and (self.training.static_shapes or training.jit_compile):
+            allowed = "1 with static_shapes or jit_compile, where XLA computes one part after the other"
+            raise ParameterError("parallel_parts", training.parallel_parts, allowed)
         check_positions(model, training.reset_memory_at_documents)
         check_places(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
         check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
@@ -196,6 +203,27 @@ class LanguageModelRun(Run):
         data = {name: value for name, value in self.data.items() if name != "raw_text"}  # the vocabulary records it
         return {**data, "by_character": self.corpus.by_character}
 
+    def choose_threads(self) -> None:
+        """Chooses `parallel_parts` unless it is given, and sets TensorFlow's threads unless it is too late."""
+        settable = can_set_threads()
+        given = self.training.parallel_parts
+        self.parallel_parts = given or (self._fastest_parts() if settable else 1)
+        if settable:
+            set_threads(self.parallel_parts)
+
+    def _fastest_parts(self) -> int:
+        """See `choose_parallel_parts`. 1 for several replicas, under XLA, and for a model of another package.
+
+        Layers of another package may compute something from several rows, so their batch must stay whole.
+        """
+        training = self.training
+        whole = training.static_shapes or training.jit_compile or not is_default(self.strategy)
+        if whole or type(self.model_config) not in (ModelConfig, TransformerLMConfig):
+            return 1
+        rows = training.train_batch_size // training.gradient_accumulation_steps
+        n_weights = count_weights(dataclasses.replace(self.model_config, lora_rank=0))
+        return choose_parallel_parts(rows, training.tgt_len, training.train_steps, n_weights)
+
     def options(self) -> tuple[dict, dict]:
         """Additional arguments for the model and for `compile`. Raises ParameterError if a split is too short."""
         for split in self.splits:
@@ -212,6 +240,7 @@ class LanguageModelRun(Run):
         )
         compile_arguments = {
             "gradient_accumulation_steps": training.gradient_accumulation_steps,
+            "parallel_parts": self.parallel_parts,
             "static_shapes": static_shapes,
             "bin_capacities": self._bin_capacities(self.model_config.cutoffs) if static_shapes else None,
         }
@@ -365,6 +394,7 @@ TRANSFORMER_XL = register(
             "do_eval",
             "sample_tokens",
             "gradient_accumulation_steps",
+            "parallel_parts",
             "recompute",
             "reset_memory_at_documents",
         ),  # fmt: skip

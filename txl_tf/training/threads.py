@@ -1,0 +1,79 @@
+"""TensorFlow's threads on a processor, for training steps that compute several parts of a batch at the same time.
+
+By default, all cores work together on one operation after the other, and wait for each other at the end of each. A
+training step has more than a thousand operations. If every core computes a part of the batch instead, with one thread
+for each operation, the cores wait only at the end of the step. docs/performance.md has measurements.
+
+    set_threads(2)                          before TensorFlow starts
+    lm.compile(..., parallel_parts=2)
+"""
+
+import os
+
+import tensorflow as tf
+
+from txl_tf.calls import checked_call
+from txl_tf.config import at_least
+
+MOST_PARTS = 8  # every part computes gradients of all weights, which memory must hold
+# Adding the gradients of the parts takes as long as the parts save if there are more weights for each token of a batch.
+MOST_WEIGHTS_PER_TOKEN = 10_000
+# TensorFlow prepares a step of several parts for about a second longer. A run of fewer tokens does not regain it.
+FEWEST_TOKENS = 100_000
+
+
+@checked_call
+def set_threads(parallel_parts: int) -> None:
+    """Sets TensorFlow's threads for `compile(parallel_parts=...)`. Call it before TensorFlow computes anything.
+
+    TensorFlow then runs as many operations at a time as there are parts, at most one on each core, and divides the
+    cores among them. With 1 part, it uses all cores for each operation, its default.
+
+    Raises:
+        ParameterError: `parallel_parts` is not a positive integer.
+        RuntimeError: TensorFlow has started already, so its threads cannot change.
+    """
+    at_least(1)("parallel_parts", parallel_parts)
+    at_a_time = min(parallel_parts, cores())
+    divides = parallel_parts > 1
+    tf.config.threading.set_inter_op_parallelism_threads(at_a_time if divides else 0)  # 0: TensorFlow's default
+    tf.config.threading.set_intra_op_parallelism_threads(cores() // at_a_time if divides else 0)
+
+
+def choose_parallel_parts(rows: int, tgt_len: int, train_steps: int, n_weights: int) -> int:
+    """The number of parts that train a model fastest: at most one for each core, and a divisor of the rows.
+
+    It is 1 if there is an accelerator, or if the parts would gain less than they cost.
+
+    Args:
+        rows: rows of the batch or, with gradient accumulation, of a part of it.
+        tgt_len: tokens of a segment.
+        train_steps: steps of the training.
+        n_weights: number of weights.
+    """
+    has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
+    tokens = rows * tgt_len
+    if has_accelerator or n_weights > MOST_WEIGHTS_PER_TOKEN * tokens or tokens * train_steps < FEWEST_TOKENS:
+        return 1
+    most = min(cores(), MOST_PARTS)
+    return max(parts for parts in range(1, most + 1) if rows % parts == 0)
+
+
+def can_set_threads() -> bool:
+    """Whether TensorFlow has not started, and neither the program nor the environment has set its threads."""
+    threading = tf.config.threading
+    if threading.get_intra_op_parallelism_threads() or threading.get_inter_op_parallelism_threads():
+        return False
+    if {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} & os.environ.keys():
+        return False
+    try:
+        threading.set_intra_op_parallelism_threads(1)  # raises RuntimeError only if the number changes
+    except RuntimeError:
+        return False
+    threading.set_intra_op_parallelism_threads(0)
+    return True
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
