@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import (
     CACHED_SYMBOLS,
     CACHED_TOKENS,
@@ -209,6 +210,20 @@ def test_a_remote_file(tmp_path, monkeypatch):
     assert read_cache_pkl(f"file://{path}").symbols == CACHED_SYMBOLS
     with raises_naming(FileNotFoundError, "absent.pkl"):
         read_cache_pkl(f"file://{tmp_path}/absent.pkl")
+
+
+def test_a_remote_file_is_closed(tmp_path, monkeypatch):
+    closed = []
+
+    class File(tf.io.gfile.GFile):
+        def __exit__(self, *error):
+            super().__exit__(*error)
+            closed.append(self.name)
+
+    path = f"file://{make_cache(tmp_path / 'cache.pkl', monkeypatch)}"
+    monkeypatch.setattr(tf.io.gfile, "GFile", File)
+    read_cache_pkl(path)
+    assert closed == [path]
 
 
 def test_a_file_that_is_not_there(tmp_path):

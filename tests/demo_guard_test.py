@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 from helpers import mentions
@@ -303,6 +304,23 @@ def test_connections_are_bounded_and_end_where_no_request_comes(monkeypatch, con
         await task
 
     asyncio.run(main())
+
+
+def test_a_connection_is_not_idle_for_long_after_a_long_answer(connections):
+    """One whose answer ended just before a check stays open until the check after it."""
+    later, aborted = [], []
+    connection = connections.Connection.__new__(connections.Connection)
+    connection.loop = SimpleNamespace(call_later=lambda seconds, check, *state: later.append((check, state)))
+    connection.transport = SimpleNamespace(is_closing=lambda: bool(aborted), abort=lambda: aborted.append(True))
+    connection.cycle = SimpleNamespace(response_complete=False)
+    connection._check_later()
+    for response_complete in (False, True, True):
+        assert not aborted
+        connection.cycle.response_complete = response_complete
+        ((check, state),) = later
+        later.clear()
+        check(*state)
+    assert aborted and not later
 
 
 @pytest.mark.parametrize("files, most", [(1024, 256), (256, 128), (4, 8), (-1, 256)])

@@ -11,6 +11,7 @@ from helpers import ROOT, SMALL, make_run, mentions, program, raises_parameter, 
 import txl_tf
 from txl_config.memory import count_weights, training_memory
 from txl_tf.config import ModelConfig, TransformerLMConfig
+from txl_tf.config.presets import preset_settings
 from txl_tf.runs.folder import RunFolder
 
 MODELS = [
@@ -123,6 +124,26 @@ def test_the_flags_of_the_data_are_used_or_refused(tmp_path, capsys):
         run_here(tool, "--n_token=9")
         lines = [line for line in capsys.readouterr().out.splitlines() if "weights;" in line]
         assert lines[1] == lines[3] != lines[2]
+
+
+@pytest.mark.parametrize("dataset, level", [("wt103", "word"), ("lm1b", "word"), ("enwik8", "char"), ("text8", "char")])
+def test_a_preset_is_that_of_the_level_of_the_text(tmp_path, capsys, dataset, level):
+    sizes = preset_settings("paper", level, 1e9)
+    for tool in program("tools/estimate.py"):
+        run_here(tool, f"--dataset={dataset}", "--preset=paper")
+        assert mentions(capsys.readouterr().out, sizes["train_batch_size"], sizes["tgt_len"], sizes["mem_len"])
+        run_here(tool, f"--dataset={dataset}", "--preset=paper", f"--level={level}")
+        with raises_parameter("level", "byte", "left out"):
+            run_here(tool, f"--dataset={dataset}", "--preset=paper", "--level=byte")
+
+
+def test_a_preset_is_that_of_the_level_of_a_prepared_text(tmp_path, capsys):
+    txl_tf.prepare_ids({"train": np.arange(50) % 9}, str(tmp_path), n_token=9)  # of words
+    for tool in program("tools/estimate.py"):
+        run_here(tool, f"--data_dir={tmp_path}", "--preset=paper")
+        assert mentions(capsys.readouterr().out, 60, 150)
+        with raises_parameter("level", "char", "left out"):
+            run_here(tool, f"--data_dir={tmp_path}", "--preset=paper", "--level=char")
 
 
 def test_the_program_names_the_flags_of_train_py_that_it_lacks():

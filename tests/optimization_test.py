@@ -12,7 +12,7 @@ from helpers import raises_parameter
 import txl_tf
 from txl_tf.config import OptimizerConfig
 from txl_tf.errors import ParameterError
-from txl_tf.training.optimization import SGD, Adam, AdamW, Lamb, LinearSchedule, make_schedule
+from txl_tf.training.optimization import SGD, Adam, AdamW, Lamb, LinearSchedule, NoamSchedule, make_schedule
 
 # ---------------------------------------- schedule
 
@@ -242,6 +242,31 @@ def test_some_rates_of_the_linear_schedule():
     linear, constant = LinearSchedule(2.0, 4, 8), LinearSchedule(2.0, 4, 8, constant=True)
     np.testing.assert_allclose([linear(s) for s in range(9)], [0.5, 1, 1.5, 2, 1.5, 1, 0.5, 0, 0], rtol=1e-6)
     np.testing.assert_allclose([constant(s) for s in range(9)], [0.5, 1, 1.5, 2, 2, 2, 2, 2, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("warmup_steps", [-1, 8, 9])
+def test_a_linear_schedule_warms_up_for_fewer_steps_than_there_are(warmup_steps):
+    with raises_parameter("warmup_steps", warmup_steps):
+        LinearSchedule(2.0, warmup_steps, 8)
+    if warmup_steps > 0:
+        assert float(LinearSchedule(2.0, warmup_steps, 8, constant=True)(20)) == 2.0
+
+
+@pytest.mark.parametrize("name", ["d_model", "warmup_steps"])
+def test_the_numbers_of_noam_are_positive(name):
+    with raises_parameter(name, 0, "positive"):
+        NoamSchedule(**{"d_model": 4, "warmup_steps": 3, name: 0})
+
+
+def test_gradients_without_weights_need_an_optimizer_that_knows_them():
+    optimizer, weights = SGD(0.5), [keras.Variable([1.0]), keras.Variable([2.0])]
+    with raises_parameter("trainable_variables", None):
+        optimizer.apply([tf.constant([1.0])])
+    optimizer.build(weights)
+    with raises_parameter("grads", 1, limit="2"):
+        optimizer.apply([tf.constant([1.0])])
+    optimizer.apply([tf.constant([1.0]), tf.constant([2.0])])
+    np.testing.assert_allclose(tf.stack([weight.value for weight in weights]), [[0.5], [1.0]])
 
 
 def test_sgd_and_its_schedule_round_trip():

@@ -20,9 +20,9 @@ def tsv(path, pairs, end="\n"):
     return write_text(path, "".join(f"{source}\t{target}{end}" for source, target in pairs))
 
 
-def corpus_of(folder, train=LINES, **options):
+def corpus_of(folder, train=LINES, recorded=None, **options):
     paths = {"train_path": tsv(folder / "train.tsv", train), "valid_path": tsv(folder / "valid.tsv", VALID)}
-    return read_pairs(PairsConfig(**{"target_level": "word", **paths, **options}))
+    return read_pairs(PairsConfig(**{"target_level": "word", **paths, **options}), recorded=recorded)
 
 
 def texts(corpus, split):
@@ -243,6 +243,27 @@ def test_other_bad_input_is_named(tmp_path):
         PairsConfig(share_vocab=True, target_level="word")
     with raises_parameter(f"{tmp_path}/train.tsv, line 3", 4, "at most max_len=3 symbols"):
         check_lengths(corpus_of(tmp_path, train=[("bc", "x"), ("ab", "y"), ("a", "x y x")]), 3)
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        ({"n_pairs": 9}, "n_pairs"),
+        ({"valid_fraction": 0.2}, "valid_fraction"),
+        ({"dataset": "dates", "train_path": None, "valid_path": None, "valid_fraction": 0.2}, "valid_fraction"),
+        ({"subword_type": "bpe"}, "subword_type"),
+        ({"share_vocab": True, "source_level": "word", "min_freq": 2}, "min_freq"),
+        ({"share_vocab": True, "source_level": "word", "max_size": 2}, "max_size"),
+    ],
+)
+def test_options_without_an_effect_are_refused_unless_a_run_has_recorded_them(tmp_path, options, name):
+    symbols = write_text(tmp_path / "symbols", "a\nb\nc\nx\ny\n")
+    of_files = {"source_symbols": symbols, "target_symbols": symbols} if "share_vocab" in options else {}
+    with raises_parameter(name, options[name], "left out"):
+        corpus_of(tmp_path, **options, **of_files)
+    with raises_parameter(name, options[name], "left out"):
+        corpus_of(tmp_path, recorded={name: None}, **options, **of_files)
+    assert len(corpus_of(tmp_path, recorded={name: options[name]}, **options, **of_files).splits["train"])
 
 
 # ------------------------------------------------------------------------------------------------------------ dates

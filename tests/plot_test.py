@@ -198,6 +198,18 @@ def test_the_picture_of_the_terms_is_the_terms_their_sum_and_its_softmax(small_l
     assert [label.get_text() for label in axes[0].get_yticklabels()] == list("efg")
 
 
+def test_without_memory_the_pictures_show_none(small_lm):
+    lm = small_lm(mem_len=0)
+    ids = np.random.default_rng(0).integers(0, 23, 5).astype(np.int32)
+    probs, n_key = heads.attention_of_text(lm, ids, tgt_len=3, layer=1)
+    axes = heads.draw_attention(probs, list("abcde")[-n_key:], 1).axes
+    assert [panel.get_title() for panel in axes if panel.images] == ["layer 1, head 0", "layer 1, head 1"]
+    terms, probs, n_key = heads.terms_of_text(lm, ids, tgt_len=3, layer=1, head=1)
+    axes += heads.draw_terms(terms, probs, list("abcde")[-n_key:], 1, 1).axes
+    assert {panel.get_xlabel() for panel in axes if panel.images} == {"keys", ""}
+    assert not any(panel.lines for panel in axes if panel.images)
+
+
 def test_the_spread_is_over_the_keys_that_a_query_sees():
     scores = np.ma.masked_array([[1.0, 3.0, 99.0], [2.0, 2.0, 2.0]], [[0, 0, 1], [0, 0, 0]])
     assert heads.spread(scores) == pytest.approx(0.5**0.5)  # variances 1 and 0

@@ -1,10 +1,12 @@
 """Presets: what they are, which one is chosen, and how many steps a text gets."""
 
+import json
 import logging
 
 import pytest
 from helpers import mentions, program, run_here, write_text
 
+from txl_programs import choosing
 from txl_tf.config import (
     EvaluationConfig,
     ModelConfig,
@@ -160,3 +162,30 @@ def test_without_sizes_a_preset_is_chosen_and_flags_that_are_given_count(chosen)
     assert (training.train_steps, training.batch_tokens) == (20_000, None) and "preset" not in said
     model, training, said = chosen("--preset=base")
     assert (model.d_model, training.train_steps) == (512, 20_000) and mentions(said, "base", "44.0")
+
+
+TASKS = {"type": "worker", "index": 0}
+
+
+@pytest.mark.parametrize(
+    "flags, gpus, environment, divisor",
+    [
+        ([], 0, {}, 1),
+        ([], 3, {}, 3),
+        (["--strategy=one"], 3, {}, 1),
+        (["--strategy=mirrored", "--logical_cpus=2"], 0, {}, 2),
+        (["--strategy=tpu", "--tpu=local"], 0, {}, 8),
+        (["--tpu=local"], 0, {}, 8),
+        ([], 2, {"TF_CONFIG": {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": TASKS}}, 6),
+        ([], 0, {"TF_CONFIG": {"cluster": {"worker": ["b:1", "c:1"]}, "task": TASKS}}, 2),
+        (["--strategy=mirrored"], 2, {"TF_CONFIG": {"cluster": {"worker": ["b:1", "c:1"]}, "task": TASKS}}, 2),
+        ([], 0, {"SLURM_STEP_NUM_TASKS": 3}, 3),
+        ([], 2, {"TF_CONFIG": ["damaged"]}, 2),
+    ],
+)
+def test_the_replicas_of_all_workers_and_of_a_tpu_divide_the_batch(monkeypatch, flags, gpus, environment, divisor):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value if isinstance(value, str) else json.dumps(value))
+    for tool in program("train.py"):
+        tool.FLAGS(["train.py", "--model_dir=run", *flags])
+        assert choosing.batch_divisor(gpus) == divisor

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from clusters import nodes, raylets
@@ -18,7 +19,7 @@ from kills import final_state
 
 from txl_programs.program import _train_on_workers
 from txl_tf.cluster import connection
-from txl_tf.cluster.training import Desk, _needed, _why, run_workers, variables_to_pass, worker_environment
+from txl_tf.cluster.training import Desk, _follow, _needed, _why, run_workers, variables_to_pass, worker_environment
 from txl_tf.config import TrainingClusterConfig
 
 MODEL = (
@@ -105,6 +106,58 @@ def test_without_ray_one_sentence_says_what_to_install(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------- programs on a cluster
+
+
+class Remote:
+    """The methods of an actor, as Ray has them."""
+
+    def __init__(self, actor):
+        self.actor = actor
+
+    def __getattr__(self, name):
+        return types.SimpleNamespace(remote=functools.partial(functools.partial, getattr(self.actor, name)))
+
+
+@pytest.mark.parametrize("number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_in_a_call_of_the_desk_loses_no_output(monkeypatch, number, error):
+    desk, written, calls = Desk(), [], []
+    fit = types.SimpleNamespace(done=threading.Event())
+    desk.started(0)
+    desk.write(b"before ")
+
+    def get(call):
+        found = call()
+        calls.append(call.func.__name__)
+        if len(calls) == 1:
+            signal.raise_signal(number)  # the desk has given its output away
+        if calls[-1] == "stop":
+            desk.write(b"the end")
+            fit.done.set()
+        return found
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(get=get))
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(error):
+        _follow(Remote(desk), fit, written.append, TrainingClusterConfig(ray_workers=1), ("1 worker", True))
+    assert b"".join(written) == b"before the end" and desk.signal == number
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_signal_without_a_program_and_a_second_one_end_it(monkeypatch):
+    fit = types.SimpleNamespace(done=threading.Event())
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(get=lambda call: call()))
+
+    def end(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+
+    for running in (False, True):
+        desk = Desk()
+        if running:
+            desk.started(0)
+            desk.stop = end
+        desk.write(b"x")
+        with pytest.raises(SystemExit):
+            _follow(Remote(desk), fit, end, TrainingClusterConfig(ray_workers=1), ("1 worker", True))
 
 
 @pytest.fixture(scope="module")

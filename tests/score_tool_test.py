@@ -18,9 +18,11 @@ from helpers import (
     raises_parameter,
     run_here,
     word_vocab,
+    write_text,
 )
 
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.folder import RunFolder
 
 LINES = ["w3 unheard-of", "", "w1\x85w2\u2028w4 \x00", "w5 " * 30, '"w6"\t\\', "w1 naïve 日本\r"]
 TEXT = "\n".join(LINES).encode()  # without a newline at the end
@@ -215,3 +217,15 @@ def test_lines_of_the_standard_input_are_answered_while_it_is_open(word_run):
         process.stdin.write(b"w3\n")
         _, error = process.communicate()
     assert process.returncode == 0 and b"Traceback" not in error
+
+
+@pytest.mark.parametrize("path", ["tools/score.py", "tools/embed.py"])
+def test_the_vocabulary_is_read_once(word_run, tmp_path, monkeypatch, capsys, path):
+    load, read = RunFolder.load_vocabs, []
+    monkeypatch.setattr(RunFolder, "load_vocabs", lambda folder: read.append(folder) or load(folder))
+    text = write_text(tmp_path / "in.txt", "w1 w2\n")
+    outputs = ["out.txt", "out.npy"][: 2 if "embed" in path else 1]
+    for tool in program(path):
+        for output in outputs:
+            assert not run_here(tool, f"--model_dir={word_run[0]}", f"--input={text}", f"--output={tmp_path / output}")
+    assert len(read) == len(outputs)

@@ -528,3 +528,12 @@ def test_a_dataset_knows_its_dimensions(split):
         "lattice": 2, "bigrams": 2, "seq_len": 1, "lex_num": 1, "pos_s": 2, "pos_e": 2,
     }  # fmt: skip
     assert tags.shape.rank == 2
+
+
+def test_a_number_of_sentences_is_for_made_up_ones_unless_a_run_has_recorded_it(tmp_path):
+    path = write_text(tmp_path / "train", "a B-X\nb O\n\n")
+    config = TaggedConfig(train_path=path, valid_path=path, n_sentences=9)
+    for recorded in (None, {}, {"n_sentences": 8}):
+        with raises_parameter("n_sentences", 9, "left out"):
+            read_corpus(config, recorded=recorded)
+    assert len(read_corpus(config, recorded={"n_sentences": 9}).splits["train"].sentences) == 1

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import raises_naming, randomise
+from helpers import mentions, raises_naming, randomise
 
 import txl_tf
-from txl_tf.config import SearchConfig
+from txl_tf.config import SearchConfig, TransformerConfig
 from txl_tf.data.pairs.lengths import group_ends, longest_targets, merged_lengths, target_limits
 from txl_tf.data.pairs.parallel import Lines, Pairs
 from txl_tf.data.vocabulary import Vocab
@@ -15,7 +15,7 @@ from txl_tf.serving import export
 from txl_tf.serving import request as request_module
 from txl_tf.serving.tables import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
-from txl_tf.vanilla.translator import Translation, Translator, most_symbols
+from txl_tf.vanilla.translator import Translation, Translator, did_not_end, most_symbols
 
 
 def pairs_of(sources, targets):
@@ -50,6 +50,17 @@ def model_of(target_lengths, max_len=200, symbols=7):
     )  # fmt: skip
     randomise(model)
     return model
+
+
+@pytest.mark.parametrize("target_lengths, max_new_tokens", [([9, 30], None), (None, None), ([9], 50), (None, 50)])
+def test_the_message_about_cut_off_targets_advises_no_more_symbols_than_the_model_has(target_lengths, max_new_tokens):
+    search = SearchConfig(max_new_tokens=max_new_tokens)
+    sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 8, "target_lengths": target_lengths}
+    model = TransformerConfig(max_len=50, **sizes)
+    message = did_not_end(2, 7, search, model)
+    assert mentions(message, 2, 7, 50) and not mentions(message, "max_new_tokens")
+    message = did_not_end(2, 7, search, TransformerConfig(max_len=80, **sizes))
+    assert mentions(message, 2, 7, 80, "max_new_tokens")
 
 
 def vocab_of(letters="abc"):

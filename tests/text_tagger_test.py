@@ -201,6 +201,13 @@ def test_attention_is_of_a_sentence_that_the_network_takes(tokens):
         text_tagger("tener", 7).attention(tokens)
 
 
+def test_attention_is_of_a_sentence_that_is_read_at_once():
+    tagging = text_tagger("tener", 7, window=4)
+    assert tagging.attention("abcd").probs.shape == (1, 2, 4, 4)
+    with raises_parameter("tokens", "abcda", limit="window=4"):
+        tagging.attention("abcda")
+
+
 def test_a_network_without_attention_tags_and_says_that_it_has_none():
     sizes = {"n_token": 6, "n_bigram": len(BIGRAMS), "d_embed": 6, "d_bigram": 4, "d_model": 8, "n_layer": 1}
     tagging = TextTagger(txl_tf.Tagger(txl_tf.BiLSTM(**sizes), LABELS), ENCODERS["tener"])

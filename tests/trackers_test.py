@@ -222,6 +222,20 @@ def test_an_error_in_opening_is_one_before_the_training(run_dir, text_file, wand
     assert not (run_dir / "log.csv").exists()
 
 
+def test_a_run_whose_configuration_wandb_refuses_is_closed(run_dir, wandb, monkeypatch):
+    closed = []
+
+    def refuse(*arguments, **options):
+        raise wandb.Error("too large")
+
+    run = types.SimpleNamespace(id="abc", config=types.SimpleNamespace(update=refuse), finish=closed.append)
+    monkeypatch.setattr(wandb, "init", lambda **options: run)
+    monkeypatch.setattr(RunFolder, "read_config", lambda folder: {})
+    with raises_naming(OSError, "tracker=wandb", "too large"), trackers._wandb_run(RunFolder(run_dir), None, None):
+        pass
+    assert closed == [1]
+
+
 # ------------------------------------------------------------------------------------------------------------ mlflow
 
 

@@ -62,9 +62,10 @@ def pairs_file(tmp_path_factory):
 
 
 def train(model_dir, path, model=(), training=(), data=(), optimizer=(), **options):
+    data = {"train_path": path, "target_level": "word", **dict(data)}
     return train_run(
         str(model_dir),
-        data=PairsConfig(**{"train_path": path, "valid_fraction": 0.2, "target_level": "word", **dict(data)}),
+        data=PairsConfig(**({} if "valid_path" in data else {"valid_fraction": 0.2}), **data),
         model=TransformerConfig(**{**MODEL, **dict(model)}),
         optimizer=OptimizerConfig(**{"learning_rate": 1e-2, "warmup_steps": 2, "clip": 1.0, **dict(optimizer)}),
         training=PairsTrainingConfig(**{**TRAINING, **dict(training)}),
@@ -383,7 +384,7 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
         write_text(Path(pairs_file), text)
     other = write_text(tmp_path / "other.tsv", text + "abd\tD\n" * 9)
     with raises_parameter("source_vocab"):
-        train(folder, other, training=LEARNING, data={"valid_fraction": 0.001, "valid_path": pairs_file})
+        train(folder, other, training=LEARNING, data={"valid_path": pairs_file})
     with raises_parameter("model_dir", str(folder)) as raised:
         train(folder, pairs_file, training=LEARNING, model={"dff": 17})
     assert len(raised.value.differences) == 1 and mentions(raised.value.differences, "model.dff", 16, 17)

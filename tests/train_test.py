@@ -370,3 +370,13 @@ def test_train_py_prints_errors_in_one_line(text_file):
     assert bad.returncode == 1
     assert MESSAGE in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+@pytest.mark.parametrize("flags, seed", [([], 7), (["--seed=3"], 7), (["--dataset=text"], None)])
+def test_a_run_of_lm1b_keeps_the_seed_of_its_text(flags, seed):
+    """The program has no flag for it, because `--seed` is the seed of the weights."""
+    recorded = {"dataset": "lm1b", "data_path": "folder", "seed": 7}
+    for train in program("train.py"):
+        train.FLAGS(["train.py", "--model_dir=run", *flags])
+        assert train.data_arguments(recorded).get("seed") == seed
+        assert "seed" not in train.data_arguments({"dataset": "lm1b", "data_path": "folder"})

@@ -264,3 +264,21 @@ def test_newline_ids_are_those_of_a_newline(config, symbols, expected):
     vocab = vocabulary.Vocab(**config, special=symbols)
     vocab.build()
     assert vocabulary.newline_ids(vocab) == expected
+
+
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_the_end_of_a_document_is_no_end_of_a_line(name):
+    options = {"special": ["</s>"], name: "</s>", "document": "</s>"}
+    with raises_parameter("document", "</s>", f"another token than {name}"):
+        make_vocab("a b\n", **options)
+    vocab = vocabulary.Vocab(**options)
+    vocab.set_lines(["</s>", "a"], "an existing file")
+    with raises_parameter("document", "</s>", f"another token than {name}"):
+        vocab.encode("a\n")
+
+
+def test_the_end_of_a_document_does_not_replace_unknown_words():
+    vocab = make_vocab("a b", unk="</s>", document="</s>")
+    assert vocab.encode("a b").tolist() == [1, 2]
+    with raises_parameter("document", "</s>", "another token than unk"):
+        vocab.encode("a c")

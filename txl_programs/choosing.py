@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from typing import Any, NamedTuple
@@ -9,13 +10,56 @@ from typing import Any, NamedTuple
 from txl_config.presets import choose_preset
 from txl_programs.flag_values import FLAGS
 
+CORES_OF_TPU = 8  # of a TPU v2-8 or v3-8; other small slices have 1, 4 or 8, all of which divide this number
+
 
 class Choice(NamedTuple):
     """A preset and the machine for which it was chosen."""
 
     preset: str
-    accelerators: int  # number of GPUs, plus 1 with --strategy=tpu
+    accelerators: int  # number of GPUs, plus 1 on a TPU
     machine: str  # in words
+
+
+def is_on_tpu() -> bool:
+    """Whether the flags ask for a TPU: --strategy=tpu, or --tpu, which --strategy=auto uses."""
+    return FLAGS.strategy == "tpu" or bool("tpu" in FLAGS and FLAGS.tpu)
+
+
+def batch_divisor(gpus: int) -> int:
+    """Returns a number whose multiples can be divided among the replicas of the training run that the flags describe.
+
+    It is the number of replicas. On a TPU, which is not connected yet, it is `CORES_OF_TPU`: the batch of a slice with
+    more cores must be given.
+
+    Args:
+        gpus: number of GPUs of this machine. Other machines are assumed to have as many.
+    """
+    if is_on_tpu():
+        return CORES_OF_TPU
+    if FLAGS.strategy == "one":
+        return 1
+    workers = 1 if FLAGS.strategy == "mirrored" else _number_of_workers()
+    if workers > 1 or FLAGS.strategy == "multi_worker":  # a worker without a GPU is one replica
+        return workers * max(gpus, 1)
+    return FLAGS.logical_cpus or max(gpus, 1)
+
+
+def _number_of_workers() -> int:
+    """Returns the number of programs that train together, by TF_CONFIG or, without it, by Slurm's variables.
+
+    It is 1 if they are malformed: `make_strategy` raises the error.
+    """
+    from txl_tf.training import slurm
+
+    text = os.environ.get("TF_CONFIG")
+    try:
+        if not text:
+            return int(os.environ["SLURM_STEP_NUM_TASKS"]) if slurm.several_tasks() else 1
+        cluster = json.loads(text)["cluster"]
+        return max(len([*cluster.get("chief", []), *cluster.get("worker", [])]), 1)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return 1
 
 
 def chosen_preset(n_bytes: int) -> Choice:
@@ -23,7 +67,7 @@ def chosen_preset(n_bytes: int) -> Choice:
     import tensorflow as tf
 
     accelerators = len(tf.config.list_physical_devices("GPU"))
-    if FLAGS.strategy == "tpu":
+    if is_on_tpu():
         accelerators += 1  # a TPU is at least as fast as a GPU
     n_cores = os.cpu_count() or 1
     machine = "there is a GPU or a TPU" if accelerators else f"there is no GPU, but {n_cores} cores"

@@ -36,7 +36,7 @@ from txl_config.errors import ParameterError
 from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, input_lines, say_how_many, say_missing
 from txl_programs.flag_values import cluster_of
-from txl_programs.opening import with_checkpoint
+from txl_programs.opening import vocab_of, with_checkpoint
 from txl_tf.data.line_files import Answering, Tally, nothing
 from txl_tf.data.lines import LineError, in_blocks
 from txl_tf.files import new_file
@@ -54,7 +54,7 @@ def as_text(vector, number=None):
 def make_answering(folder, path):
     """Returns the `Answering` that computes the vectors of lines as the flags say, with the checkpoint at `path`."""
     lm = folder.load_model(path)
-    reader = TextVectors(lm, folder.load_vocab(), FLAGS.layer, FLAGS.segment, FLAGS.batch_tokens)
+    reader = TextVectors(lm, vocab_of(folder), FLAGS.layer, FLAGS.segment, FLAGS.batch_tokens)
 
     def answers(lines, name, strict, numbers):
         return itertools.chain.from_iterable(reader.vectors(in_blocks(lines), name, strict, numbers))
@@ -77,7 +77,7 @@ def write_array(folder):
         message = "--output=....npy is for one file on this machine: with a Ray cluster, give a folder"
         raise ParameterError("output", FLAGS.output, "a folder, with a Ray cluster", message)
     check_output(FLAGS.input)
-    lines, name = input_lines(folder.load_vocab().has_plain_text)
+    lines, name = input_lines(vocab_of(folder).has_plain_text)
     answering = with_checkpoint(folder, lambda path: make_answering(folder, path))
     width = folder.read_config()["model"]["d_model"]
     tally = Tally()

@@ -99,6 +99,28 @@ def vocabulary():
     return n_token, cutoffs
 
 
+def level_of_text():
+    """Returns what a token is, by which txl-train chooses a preset: as in the prepared --data_dir or in --dataset.
+
+    For a text of your own, it is --level.
+
+    Raises:
+        ParameterError: --level is given, and the text has another level.
+    """
+    from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
+
+    info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
+    info = read_info(info_file) if FLAGS.data_dir and os.path.exists(info_file) else {}
+    if "vocab" in info:  # not in a file of the original program
+        level, has = info["vocab"]["level"], f"the prepared data_dir {FLAGS.data_dir} has"
+    elif FLAGS.dataset in SYMBOLS:
+        level, has = "char" if FLAGS.dataset in ("enwik8", "text8") else "word", f"dataset={FLAGS.dataset} has"
+    else:
+        return FLAGS.level
+    check_used((("level",), FLAGS.level == level, f"has no effect: {has} the level {level}"))
+    return level
+
+
 def settings():
     """Returns `(model, other_defaults)`: the hyper-parameters of the model, and values for other flags.
 
@@ -106,7 +128,7 @@ def settings():
     `other_defaults` is `{name: value}`; the values replace defaults of flags.
 
     Raises:
-        ParameterError: a flag has no effect with the run, or see `vocabulary`.
+        ParameterError: a flag has no effect with the run, or see `vocabulary` and `level_of_text`.
     """
     from txl_tf.files import same_path
     from txl_tf.runs.folder import RunFolder
@@ -127,7 +149,7 @@ def settings():
     group = MODELS[FLAGS.model]
     n_token, cutoffs = vocabulary()
     # A billion tokens stand for a large text. For a small text, the preset of txl-train has smaller batches.
-    preset = preset_settings(FLAGS.preset, FLAGS.level, 1e9, FLAGS.replicas) if FLAGS.preset else {}
+    preset = preset_settings(FLAGS.preset, level_of_text(), 1e9, FLAGS.replicas) if FLAGS.preset else {}
     known = {**preset, "n_token": n_token}
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
         known["mem_len"] = TransformerLMConfig.mem_len

@@ -49,7 +49,7 @@ from absl import flags
 
 from txl_config import REPETITION_WINDOW, ClusterConfig
 from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_line_flags, given, values
-from txl_programs.opening import load_model
+from txl_programs.opening import load_model, vocab_of
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
 
@@ -310,12 +310,6 @@ def text_options(folder) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def vocab_of(folder):
-    """Returns the vocabulary of a run. Several functions need it, but it is read only once."""
-    return folder.load_vocab()
-
-
-@functools.lru_cache(maxsize=1)
 def processor_of(folder):
     """Returns the `logits_processor` of --regex, --json_schema or --suppress_tokens; `None` without these flags.
 
@@ -335,7 +329,7 @@ def processor_of(folder):
         raise ParameterError(name, FLAGS[name].value, "left out for a run of words", message)
     newline = newline_ids(vocab)
     if vocab.document is not None and FLAGS.stop_at_document and not FLAGS.stop_at_newline:
-        end = vocab.document_id
+        end = vocab.ids[vocab.document]
     elif len(newline) == 1:
         end = newline[0]
     else:

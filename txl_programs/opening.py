@@ -13,6 +13,7 @@ from txl_config.errors import ParameterError
 from txl_programs.flag_values import FLAGS, check_used, given
 
 if TYPE_CHECKING:  # slow to import: programs read their flags first
+    from txl_tf.data.vocabulary import Vocab
     from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.origin import Origin
 
@@ -37,6 +38,18 @@ def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
         return use(path)
 
     return folder.with_checkpoint(FLAGS.ckpt_path, named)
+
+
+@functools.lru_cache(maxsize=1)
+def vocabs_of(folder: RunFolder) -> list[Vocab]:
+    """Returns the vocabularies of a run. They are read only once, although several functions of a program need them."""
+    return folder.load_vocabs()
+
+
+def vocab_of(folder: RunFolder) -> Vocab:
+    """Returns the vocabulary of a run that has exactly one, see `vocabs_of`."""
+    (vocab,) = vocabs_of(folder)
+    return vocab
 
 
 def load_model(folder: RunFolder, **changes: Any) -> Any:

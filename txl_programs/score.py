@@ -54,6 +54,7 @@ read_flags(__name__)
 
 from txl_config.errors import ParameterError
 from txl_programs.answering.files import answer_input
+from txl_programs.opening import vocab_of
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json, in_blocks
 from txl_tf.data.vocabulary import newline_ids
@@ -102,7 +103,7 @@ def summands(score):
 def make_answering(folder, path):
     """Returns the `Answering` that scores lines as the flags say, with the checkpoint at `path`."""
     lm = folder.load_model(path, **values(("mem_len", "clamp_len"), given_only=True))
-    scorer = Scorer(lm, folder.load_vocab(), config_of(ScoringConfig))
+    scorer = Scorer(lm, vocab_of(folder), config_of(ScoringConfig))
 
     def answers(lines, name, strict, numbers):
         return itertools.chain.from_iterable(scorer.score(in_blocks(lines), name, strict, numbers))
@@ -120,7 +121,7 @@ def main():
     check_used((("columns",), FLAGS.format == "tsv", only_tsv))
     config = config_of(ScoringConfig)
     folder = RunFolder(FLAGS.model_dir, "language_model")
-    if config.score_end and not newline_ids(folder.load_vocab()):
+    if config.score_end and not newline_ids(vocab_of(folder)):
         print("The vocabulary has no symbol for the end of a line, so the ends of lines do not count.", file=sys.stderr)
     together = None if config.carry_memory else TOGETHER  # memory goes from line to line, but not from block to block
     tally, seconds = answer_input(folder, make_answering, __spec__.name, together)

@@ -14,8 +14,8 @@ and prob, the probability that the tokens of the entity have exactly these tags.
 with --token_level=word, words between white space. For a run with --tag_scheme=none, the output lists every token with
 its tag. --format=conll writes a space or a tab as ␣, which is the same symbol, so that --tagged and txl-train-ner read
 the same entities. The program answers a line as soon as the standard input pauses. If a line cannot be tagged, the
-output has an object with "error" or an empty line. The standard error then says why, and the exit status is 1. Text
-goes to the standard output, all else to the standard error.
+output has an object with "error" or, with --format=conll, an empty line, as for an empty line of input. The standard
+error then says why, and the exit status is 1. Text goes to the standard output, all else to the standard error.
 
 --tagged reads a file of tokens and tags instead, compares the tags, and prints tables to the standard output. The file
 has the columns of the training files unless --token_column and --tag_column say otherwise. --list_wrong also lists the

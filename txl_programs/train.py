@@ -46,7 +46,7 @@ from txl_config.presets import (
     schedule_for,
     steps_for,
 )
-from txl_programs.choosing import chosen_preset, log_choice
+from txl_programs.choosing import batch_divisor, chosen_preset, is_on_tpu, log_choice
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -121,6 +121,8 @@ def data_arguments(other_defaults=None):
     other_defaults = other_defaults or {}
     text = completed(TextConfig, other_defaults)
     text.pop("seed", None)  # --seed is the seed of the weights
+    if "seed" in other_defaults and text["dataset"] == "lm1b":  # of a run that Python started
+        text["seed"] = other_defaults["seed"]
     folder = corpus_folder() or other_defaults.get("data_dir")
     if folder:
         if text_flags := given(text):
@@ -251,7 +253,7 @@ def settings_of(folder):
         settings["training"] = {**preset, **recorded["training"]}
     elif not origin and data and given_steps() is None and not folder.steps():
         log_defaults()
-    if own_text and FLAGS.strategy != "tpu":  # on a TPU, the graph that generates samples would take long to compile
+    if own_text and not is_on_tpu():  # on a TPU, the graph that generates samples would take long to compile
         level = completed(TextConfig, settings["data"])["level"]
         settings["training"] = {"sample_tokens": SAMPLE_TOKENS[level], **settings["training"]}
     if group is TransformerLMConfig and not origin:  # mem_len of a preset is for Transformer-XL
@@ -275,8 +277,7 @@ def choose_settings(data, exists):
     """
     level, n_bytes, n_tokens = size_of_text(data)
     choice = chosen_preset(n_bytes)
-    replicas = FLAGS.logical_cpus or max(choice.accelerators, 1)
-    settings = preset_settings(choice.preset, level, n_tokens, 1 if FLAGS.strategy == "one" else replicas)
+    settings = preset_settings(choice.preset, level, n_tokens, batch_divisor(choice.accelerators))
     all_given = settings and set(settings) <= set(given(settings))
     if not exists and not all_given:
         sizes = values(SIZES, given_only=True)

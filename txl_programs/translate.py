@@ -33,7 +33,7 @@ from txl_programs.flag_values import (
     define_line_flags,
     values,
 )
-from txl_programs.opening import with_checkpoint
+from txl_programs.opening import vocabs_of, with_checkpoint
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
 
@@ -152,7 +152,7 @@ def report(texts, references, level):
 def make_answering(folder, path):
     """Returns the `Answering` that translates lines as the flags say, with the checkpoint at `path`."""
     model = folder.load_model(path)
-    source_vocab, target_vocab = folder.load_vocabs()
+    source_vocab, target_vocab = vocabs_of(folder)
     translator = Translator(model, source_vocab, target_vocab, config_of(SearchConfig), FLAGS.batch_size)
     return Answering(translator.translate_lines, lines_of, counts_of)
 
@@ -210,7 +210,7 @@ def main():
         raise ParameterError("pairs", [], "one file or two", "--pairs must name one file or two, got none")
     check_not_both("pairs", "input")
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
-    vocabs = folder.load_vocabs()
+    vocabs = vocabs_of(folder)
     model = TransformerConfig(**folder.read_config()["model"])
     if assumed := assumed_length(search, model):
         print(assumed, file=sys.stderr)

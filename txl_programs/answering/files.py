@@ -27,7 +27,7 @@ from txl_programs.answering.lines import (
     write_answers,
 )
 from txl_programs.flag_values import FLAGS, cluster_of
-from txl_programs.opening import with_checkpoint
+from txl_programs.opening import vocab_of, with_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
@@ -77,7 +77,7 @@ def answer_input(folder, make_answering, program, together, raw=False):
 
 def _has_any_end(folder):
     r"""Whether `\r\n` and `\r` end lines, as `\n` does. For a language model of bytes or of raw text, they do not."""
-    return folder.task != "language_model" or folder.load_vocab().has_plain_text
+    return folder.task != "language_model" or vocab_of(folder).has_plain_text
 
 
 def _is_several(inputs):

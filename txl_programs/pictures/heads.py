@@ -87,8 +87,8 @@ def draw_attention(probs, labels, layer, head=None, same_length=False):
     image = None
     for axes, h in zip(grid.flat, heads, strict=False):
         image = show_roots(axes, np.ma.masked_array(probs[h], masked), top, segment_extent(qlen, klen))
-        to_memory = probs[h][:, :mlen].sum(1).mean()
-        axes.set_title(f"layer {layer}, head {h}: {to_memory:.0%} of attention goes to the memory", fontsize=10)
+        to_memory = f": {probs[h][:, :mlen].sum(1).mean():.0%} of attention goes to the memory" if mlen else ""
+        axes.set_title(f"layer {layer}, head {h}{to_memory}", fontsize=10)
         mark_memory(axes, qlen, klen, len(labels))
         if single and klen <= MAX_LABELS:
             label_segment(axes, labels, qlen, min(72 * square * 0.9, 10))
@@ -266,18 +266,26 @@ def segment_extent(qlen, klen):
 def mark_memory(axes, qlen, klen, n_key):
     """Draws a line between memory and segment, and hatches over the keys that are zeros before the text.
 
+    Without memory, it draws nothing.
+
     Args:
         axes: axes of an image with `segment_extent`.
         qlen, klen: numbers of queries and keys.
         n_key: number of last keys that are tokens of the text.
     """
-    axes.axvline(-0.5, color=COLORS[1], lw=2)
+    if klen > qlen:
+        axes.axvline(-0.5, color=COLORS[1], lw=2)
     if klen > n_key:
         axes.axvspan(qlen - klen - 0.5, qlen - n_key - 0.5, facecolor="none", edgecolor="#888888", hatch="///", lw=0)
 
 
 def about_keys(mlen, hatched):
-    """Returns the label of the axis of the keys. `hatched`: whether `mark_memory` has drawn hatches."""
+    """Returns the label of the axis of `mlen` keys of memory, and those of the segment.
+
+    `hatched`: whether `mark_memory` has drawn hatches.
+    """
+    if not mlen:
+        return "keys"
     about_hatches = ", hatched where it is zeros before the text" if hatched else ""
     return f"keys: {mlen} of memory{about_hatches}; right of the line the segment"
 

@@ -52,17 +52,19 @@ class Connection(H11Protocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _check_later(self):
-        """Calls `_check` after `SECONDS_WITHOUT_REQUEST`, with the request that the connection has now."""
-        self.loop.call_later(SECONDS_WITHOUT_REQUEST, self._check, self.cycle)
+        """Calls `_check` after `SECONDS_WITHOUT_REQUEST`, with the state of the connection now."""
+        self.loop.call_later(SECONDS_WITHOUT_REQUEST, self._check, self.cycle, self.is_idle)
 
-    def _check(self, before):
-        """Closes the connection if it is idle and has had no request since the last check.
+    def _check(self, before, was_idle):
+        """Closes the connection if it has been idle since the last check. Otherwise, checks again later.
 
-        The last check found the request `before`. Otherwise, the method checks again later.
+        Args:
+            before: the request that the last check found, or `None`.
+            was_idle: whether the connection was idle then. If not, an answer may have ended just now.
         """
         if self.transport.is_closing():
             return
-        if self.cycle is before and self.is_idle:
+        if was_idle and self.is_idle and self.cycle is before:
             self.transport.abort()
         else:
             self._check_later()

@@ -212,7 +212,8 @@ def _follow(
     """Passes the output of worker 0 to `write` until `fit` ends. Logs restarts, and that workers wait for room.
 
     A signal to this process, or an error of `write`, first ends the workers, and is raised when `fit` has ended. If no
-    program is running, it is raised at once; so is a second signal or error.
+    program is running, it is raised at once; so is a second signal or error. A first signal does not interrupt a call
+    of the desk or of `write`, so that no output is lost.
 
     Args:
         desk: the actor of the class `Desk`.
@@ -228,9 +229,11 @@ def _follow(
     known_starts = 0
     has_logged_waiting = False
     ending = None  # the exception that ends the workers
-    with _signals_raised():
+    with _signals_noted() as signals:
         while True:
             try:
+                if signals and signals[0] is not ending:
+                    raise signals[0]
                 done = fit.done.is_set()  # before `read`, which then has all of the output
                 output, n_starts, lost = ray.get(desk.read.remote())
                 if n_starts > max(known_starts, 1):
@@ -249,8 +252,8 @@ def _follow(
                 if ending or not ray.get(desk.stop.remote(number)):
                     raise
                 ending = error
-    if ending:
-        raise ending
+    if ending or signals:
+        raise ending or signals[0]
 
 
 def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[str, bool]:
@@ -274,19 +277,24 @@ def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[
 
 
 @contextlib.contextmanager
-def _signals_raised() -> Iterator[None]:
-    """In this block, SIGTERM and SIGHUP raise SystemExit(0), as Ctrl-C raises KeyboardInterrupt.
+def _signals_noted() -> Iterator[list[KeyboardInterrupt | SystemExit]]:
+    """Yields a list. In this block, the first Ctrl-C, SIGTERM or SIGHUP adds its exception, which is not raised.
 
+    The exception is KeyboardInterrupt for Ctrl-C and SystemExit(0) for the others. Later signals raise theirs at once.
     Signals that are ignored stay ignored.
     """
+    noted: list[KeyboardInterrupt | SystemExit] = []
 
-    def end(number, frame):
-        raise SystemExit(0)
+    def note(number, frame):
+        error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(0)
+        if noted:
+            raise error
+        noted.append(error)
 
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in numbers}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
-        yield
+        yield noted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

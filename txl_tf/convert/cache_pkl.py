@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -67,10 +67,18 @@ def read_cache_pkl(path: str) -> CachedCorpus:
         FileError: the file is no cache.pkl, or a remote file cannot be read.
         OSError: a local file cannot be read.
     """
-    with io.BytesIO(tf.io.gfile.GFile(path, "rb").read()) if is_remote(path) else open(path, "rb") as file:
+    with _opened(path) as file:
         bounded = BoundedFile(file)
         unpickler = PlainUnpickler(bounded, path, _stand_ins(bounded.size), "no corpus is made of")
         return _checked_corpus(unpickler.load(), bounded.size)
+
+
+def _opened(path: str) -> BinaryIO:
+    """Opens a local file. Reads all bytes of a remote one: `BoundedFile` seeks in the file, to find its size."""
+    if not is_remote(path):
+        return open(path, "rb")
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return io.BytesIO(file.read())
 
 
 def _checked_corpus(unpickled: Any, size: int) -> CachedCorpus:

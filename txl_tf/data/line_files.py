@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from txl_tf.data import inputs
-from txl_tf.data.lines import LineError, in_blocks, lines_in, without_mark
+from txl_tf.data.lines import LineError, in_blocks, joined_lines, lines_in, without_mark
 from txl_tf.data.text_files import blocks_of
 from txl_tf.files import (
     absolute,
@@ -175,28 +175,27 @@ def pieces_of_block(block: Block) -> Iterator[bytes]:
 def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
     """Yields the lines in the pieces of a file, each with its end: a newline or, with `any_end`, any end of a line.
 
-    The last line may have no end. The time is linear in the length of the file.
+    The last line may have no end.
     """
-    begun: list[bytes] = []  # the parts of a line that has not ended yet
+    return joined_lines(_at_any_ends(pieces) if any_end else map(_at_newlines, pieces))
+
+
+def _at_newlines(piece: bytes) -> tuple[list[bytes], bytes]:
+    """Cuts a piece after its newlines: `(lines, rest)`, see `joined_lines`."""
+    *lines, rest = piece.split(b"\n")
+    return [line + b"\n" for line in lines], rest
+
+
+def _at_any_ends(pieces: Iterable[bytes]) -> Iterator[tuple[list[bytes], bytes]]:
+    r"""Cuts each piece after its `\n`, `\r\n` and `\r`: yields `(lines, rest)`, see `joined_lines`."""
     held = b""  # \r at the end of a piece: the next piece may begin with the \n of a \r\n
     for piece in pieces:
-        if any_end:
-            piece = held + piece
-            held = b"\r" if piece.endswith(b"\r") else b""
-            lines = piece.removesuffix(b"\r").splitlines(keepends=True)
-            rest = [] if not lines or lines[-1].endswith((b"\n", b"\r")) else [lines.pop()]
-        else:
-            *lines, last = piece.split(b"\n")
-            lines = [line + b"\n" for line in lines]
-            rest = [last]
-        if lines:
-            yield b"".join([*begun, lines[0]])
-            yield from lines[1:]
-            begun = []
-        begun += rest
-    last = b"".join([*begun, held])
-    if last:
-        yield last
+        piece = held + piece
+        held = b"\r" if piece.endswith(b"\r") else b""
+        lines = piece.removesuffix(b"\r").splitlines(keepends=True)
+        rest = b"" if not lines or lines[-1].endswith((b"\n", b"\r")) else lines.pop()
+        yield lines, rest
+    yield [], held
 
 
 class LineFile:

@@ -183,12 +183,31 @@ def lines_in(pieces: Iterable[bytes | None], any_end: bool = False) -> Iterator[
 
     A line ends with `\n`; with `any_end` also with `\r\n` or `\r`. The last line may have no end.
     """
+    pieces = pieces_with_newlines(pieces) if any_end else pieces
+    return joined_lines(None if piece is None else _at_newlines(piece) for piece in pieces)
+
+
+def _at_newlines(piece: bytes) -> tuple[list[bytes], bytes]:
+    """Cuts a piece at its newlines: `(lines, rest)`, see `joined_lines`. The lines have no ends."""
+    *lines, rest = piece.split(b"\n")
+    return lines, rest
+
+
+def joined_lines(pieces: Iterable[tuple[list[bytes], bytes] | None]) -> Iterator[Any]:
+    """Yields the lines of pieces, of which a line may span any number. `None` among the pieces is yielded, too.
+
+    The time is linear in the length of the text.
+
+    Args:
+        pieces: `(lines, rest)` of each piece: the lines that end in it, and the beginning of a line that does not.
+            After the last piece, a rest that is not empty is a line.
+    """
     begun: list[bytes] = []  # the parts of a line that has not ended yet
-    for piece in pieces_with_newlines(pieces) if any_end else pieces:
+    for piece in pieces:
         if piece is None:
             yield None
             continue
-        *lines, rest = piece.split(b"\n")
+        lines, rest = piece
         if lines:
             yield b"".join([*begun, lines[0]])
             yield from lines[1:]

@@ -202,8 +202,9 @@ class Vocab:
         """Gives ids to the special tokens, `document` and the counted tokens, in this order.
 
         Raises:
-            ParameterError: `bos` or `eos` is neither special nor counted.
+            ParameterError: `bos` or `eos` is neither special nor counted, or is the same token as `document`.
         """
+        self._check_document("bos", "eos")  # not in `__init__`: existing files must open
         if self.level == "byte":
             self._set_symbols(self._byte_symbols())
             return
@@ -211,6 +212,12 @@ class Vocab:
         document = [] if self.document is None else [self.document]
         self._set_symbols(dict.fromkeys([*self.special, *document, *counted]))
         self._check_line_symbols("the vocabulary: add it to special")
+
+    def _check_document(self, *others: str) -> None:
+        """Raises ParameterError if `document` is also one of the tokens `others`: an id could mean either of them."""
+        for name in others:
+            if self.document is not None and self.document == getattr(self, name):
+                raise ParameterError("document", self.document, f"another token than {name}")
 
     def check_extendable(self) -> None:
         """Raises ParameterError if `extended` is not possible at this level. Call it before long work."""
@@ -264,8 +271,8 @@ class Vocab:
 
         Raises:
             UnknownSymbol: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
-            ParameterError: at level `"word"`, a text contains the token `document`; or a text is bytes at another level
-                than `"byte"`.
+            ParameterError: at level `"word"`, a text contains the token `document`, or would get it as `bos`, `eos` or
+                `unk`; or a text is bytes at another level than `"byte"`.
         """
         strings = as_iterable(texts)
         pieces = list(self.encode_stream(plain_pieces(strings) if self.has_plain_text else strings, name))
@@ -296,6 +303,7 @@ class Vocab:
             symbols = self._tokenize(text, mark_lines=True)
             ids = np.fromiter(map(id_of, symbols, itertools.repeat(unk_id)), np.int32, len(symbols))
             if self.document is not None and np.any(ids == self.document_id):
+                self._check_document("bos", "eos", "unk")
                 number = self._find(text, lambda symbol: symbol == self.document)[1] + first_line
                 where = f"{name}, line {number}"
                 message = f"{where}: {self.document} ends documents and must not be in a text"

@@ -25,6 +25,7 @@ from txl_tf.data.text.batches import Segments
 from txl_tf.errors import ParameterError, brief
 from txl_tf.files import has_hard_links, naming_read_errors, naming_write_errors, write_atomic
 from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.folder import logged_step
 from txl_tf.training.trained_model import is_scaled
 
 logger = logging.getLogger("txl_tf")
@@ -585,12 +586,12 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
         raise ParameterError("log.csv", header, ["epoch", *sorted(known - {"epoch"})], message)
     lines_to_keep = lines[:1]
     for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
-        step = row[header.index("step")] if len(row) == len(header) else ""
-        if not step.isdecimal() or len(step) > 18:  # Python refuses to convert thousands of digits
+        step = logged_step(row[header.index("step")]) if len(row) == len(header) else None
+        if step is None:
             allowed = f"{len(header)} values and a step"
             message = f"{filename}: line {i} must have {allowed}, got {brief(row)}. {_MOVE}"
             raise ParameterError("log.csv", row, allowed, message)
-        if int(step) <= last_step:
+        if step <= last_step:
             lines_to_keep.append(line)
     if b"".join(lines_to_keep) != data or has_hard_links(filename):
         write_atomic(filename, b"".join(lines_to_keep))

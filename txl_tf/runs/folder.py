@@ -562,6 +562,13 @@ class RunFolder(CheckpointFolder):
         return os.path.lexists(os.path.join(self.path, CREATING))
 
 
+def logged_step(text: str | None) -> int | None:
+    """Returns the step in a value of the column "step" of `log.csv`; `None` if the value is missing or no step."""
+    if text is None or not text.isdecimal() or len(text) > 18:  # Python refuses to convert thousands of digits
+        return None
+    return int(text)
+
+
 def _is_whole(path: str) -> bool:
     """Whether all arrays of a checkpoint can be read."""
     try:

@@ -16,7 +16,7 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.files import naming_read_errors, same_path
 from txl_tf.runs.families.record import family_in
-from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.folder import RunFolder, logged_step
 from txl_tf.runs.origin import check_origin
 from txl_tf.runs.weights import MisfitError
 
@@ -105,8 +105,7 @@ def _last_logged_step(filename: str) -> int:
         return 0
     with naming_read_errors(filename), tf.io.gfile.GFile(filename, "rb") as file:
         rows = list(csv.DictReader(io.StringIO(file.read().decode("latin1"))))
-    step = (rows or [{}])[-1].get("step") or ""
-    return int(step) if step.isdecimal() and len(step) <= 18 else 0  # Python refuses to convert thousands of digits
+    return logged_step((rows or [{}])[-1].get("step")) or 0
 
 
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:

@@ -118,9 +118,10 @@ def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> It
     project = project or os.environ.get("WANDB_PROJECT", _PROJECT)
     with _errors_named("wandb", wandb.Error):
         run = wandb.init(project=project, name=_name_of(folder), id=run_id, resume="allow")
-        run.config.update(folder.read_config(), allow_val_change=True)
     exit_code = 1
     try:
+        with _errors_named("wandb", wandb.Error):
+            run.config.update(folder.read_config(), allow_val_change=True)
         yield Tracked(id=run.id, callbacks=(WandbMetricsLogger(),), log_results=run.summary.update, error=wandb.Error)
         exit_code = 0
     finally:

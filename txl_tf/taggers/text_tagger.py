@@ -202,15 +202,15 @@ class TextTagger:
             left_out: see `tag`.
 
         Raises:
-            ParameterError: the network has no attention, or the sentence is empty or too long for the network.
+            ParameterError: the network has no attention, or the sentence is empty or has more than `window` tokens:
+                `tag` reads such a sentence in windows, each with an attention of its own.
         """
         network = self.tagger.network
         if not hasattr(network, "attention_probs"):
             message = f"a tagger with attention is needed, got one with {type(network).__name__}"
             raise ParameterError("tagger", self.tagger, "a tagger with attention", message)
-        max_len = network.max_seq_len
-        if not 0 < len(tokens) <= max_len:
-            allowed = f"1 to max_seq_len={max_len} tokens"
+        if not 0 < len(tokens) <= self.most:
+            allowed = f"1 to {'window' if self.window else 'max_seq_len'}={self.most} tokens"
             raise ParameterError("tokens", tokens, allowed, f"tokens must be {allowed}, got {len(tokens):,}")
         encoded = self.encoder.encode(tokens, left_out)
         places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))

@@ -181,12 +181,22 @@ class ClipAfterAverage(MixedIntoOptimizer):
         Args:
             grads: gradients of this replica; in the cross-replica context, their sums over all replicas.
             trainable_variables: the weights; by default those of `build`.
+
+        Raises:
+            ParameterError: the weights are not known, their number is not that of the gradients, or see `_dense`.
         """
         if not len(grads):
             return
         if not self.built:
+            if trainable_variables is None:
+                allowed = "the weights, because the optimizer was not built for any"
+                raise ParameterError("trainable_variables", None, allowed)
             self.build(list(trainable_variables))
-        grads, weights = self._dense(grads, self.slots.weights if trainable_variables is None else trainable_variables)
+        weights = self.slots.weights if trainable_variables is None else list(trainable_variables)
+        if len(grads) != len(weights):
+            allowed = f"{len(weights)}, one for each weight"
+            raise ParameterError("grads", len(grads), allowed, f"grads must be {allowed}, got {len(grads)}")
+        grads, weights = self._dense(grads, weights)
         if not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
         if self.batches is None:
@@ -452,6 +462,9 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     Reference:
         Vaswani et al. 2017, section 5.3.
+
+    Raises:
+        ParameterError: `d_model` or `warmup_steps` is not positive.
     """
 
     d_model: int
@@ -461,6 +474,9 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
     @stored
     def __init__(self, d_model: int, warmup_steps: int = 4000, scale: float = 1.0) -> None:
         super().__init__()
+        for name, value in (("d_model", d_model), ("warmup_steps", warmup_steps)):
+            if not value > 0:
+                raise ParameterError(name, value, "positive")
 
     def __call__(self, step: Any) -> tf.Tensor:
         step = tf.cast(step, tf.float32)
@@ -477,6 +493,9 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     It is the schedule of fastNLP's `WarmupCallback`. With a warm-up, the first step has the rate `learning_rate /
     warmup_steps`.
+
+    Raises:
+        ParameterError: `warmup_steps` is negative or, unless `constant`, not less than `train_steps`.
     """
 
     learning_rate: float
@@ -487,6 +506,10 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     @stored
     def __init__(self, learning_rate: float, warmup_steps: int, train_steps: int, constant: bool = False) -> None:
         super().__init__()
+        if warmup_steps < 0:
+            raise ParameterError("warmup_steps", warmup_steps, "0 or more")
+        if not (constant or warmup_steps < train_steps):
+            raise ParameterError("warmup_steps", warmup_steps, f"less than train_steps={train_steps}")
 
     def __call__(self, step: Any) -> tf.Tensor:
         done = tf.cast(step, tf.float32) + 1

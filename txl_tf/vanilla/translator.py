@@ -115,16 +115,21 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
 
 def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
     """The message of a program that `number` of `among` translations are cut off."""
-    limit = f"{search.max_new_tokens} symbols"
     advice = f"--max_new_tokens allows up to {model.max_len:,}"
-    if search.max_new_tokens is None and model.target_lengths is None:
+    if search.max_new_tokens is not None:
+        least = search.max_new_tokens
+        limit = f"{least:,} symbols"
+    elif model.target_lengths is None:
+        least = STEP + _MORE  # of the shortest sources
         limit = f"as many symbols as the source has, rounded up to a multiple of {STEP}, and {_MORE} more"
-    elif search.max_new_tokens is None:
-        lengths = [*(model.target_lengths or ())]
+    else:
+        lengths = [*model.target_lengths]
         limits = target_limits(lengths, model.max_len)[: len(lengths)]
-        least_to_most = " to ".join(f"{length:,}" for length in sorted({limits[0], limits[-1]}))
+        least = limits[0]
+        least_to_most = " to ".join(f"{length:,}" for length in sorted({least, limits[-1]}))
         limit = f"{least_to_most} symbols, by the length of the source (longer sources than in training: more)"
-    if search.max_new_tokens == model.max_len:
+    if least >= model.max_len:  # every source has the largest limit
+        limit = f"{model.max_len:,} symbols"
         advice = "the model cannot write more"
     return f"{number:,} of {among:,} translations did not end within {limit}, and are cut off: {advice}"
 

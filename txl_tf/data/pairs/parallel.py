@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,6 +120,7 @@ def read_pairs(
     max_len: int | None = None,
     has_unknown: bool = True,
     extend_vocab: bool = False,
+    recorded: Mapping[str, Any] | None = None,
 ) -> ParallelCorpus:
     """Reads and encodes pairs of lines.
 
@@ -135,14 +136,21 @@ def read_pairs(
             With `min_freq` or `max_size`, and at level "subword", they always have it.
         extend_vocab: whether symbols that `vocabs` lack get ids after theirs. The options of `config` choose these
             symbols, as they choose the symbols of new vocabularies.
+        recorded: values of options that the run has recorded, if it exists. Earlier versions did not refuse options
+            without an effect. Such an option is ignored if `config` has the recorded value.
 
     Raises:
-        ParameterError: the files have different numbers of lines, a line is empty, a symbol is not in the vocabulary,
-            ...: names file and line, what was found and what is allowed.
+        ParameterError: an option would have no effect, see `unused_options`. Or the files have different numbers of
+            lines, a line is empty, a symbol is not in the vocabulary, ...: names file and line, what was found and
+            what is allowed.
         FileNotFoundError: a file does not exist.
     """
     for vocab in vocabs if vocabs and extend_vocab else ():
         vocab.check_extendable()
+    recorded = recorded or {}
+    for name, error in unused_options(config, vocabs is not None).items():
+        if name not in recorded or recorded[name] != getattr(config, name):
+            raise error
     sides, names, sentences = _read_splits(config)
     held_out = None if "valid" in sides else hold_out(sides["train"][0].lines, config.valid_fraction, "pairs")
     if vocabs:
@@ -176,6 +184,34 @@ def read_pairs(
     return ParallelCorpus(
         source_vocab, target_vocab, splits, names, numbers, plain_texts, sentences, held_out is not None
     )
+
+
+def unused_options(config: PairsConfig, has_vocabs: bool = False) -> dict[str, ParameterError]:
+    """Returns `{name: error}` of the options that differ from their defaults and would have no effect.
+
+    Args:
+        config: the options. `PairsConfig` itself refuses more of them.
+        has_vocabs: whether there are vocabularies already.
+    """
+    is_dates = config.dataset == "dates"
+    sides = (config.source_level, config.source_symbols), (config.target_level, config.target_symbols)
+    reasons = {}
+    if not is_dates:
+        reasons["n_pairs"] = "it is for dataset=dates"
+    if is_dates or config.valid_path:
+        what = "dataset=dates makes" if is_dates else "valid_path has"
+        reasons["valid_fraction"] = f"{what} the pairs to validate on"
+    if has_vocabs or not any(level == "subword" and not path for level, path in sides):
+        reasons["subword_type"] = "no subwords are made"
+    if all(level == "subword" or path for level, path in sides):
+        reasons |= dict.fromkeys(("min_freq", "max_size"), "no symbols are counted")
+    errors = {}
+    for name, why in reasons.items():
+        value = getattr(config, name)
+        if value != getattr(PairsConfig, name):
+            message = f"{name} must be left out, got {brief(value)}: {why}"
+            errors[name] = ParameterError(name, value, "left out", message)
+    return errors
 
 
 def _new_vocabs(

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -228,6 +228,7 @@ def read_corpus(
     labels: list[str] | None = None,
     extend_vocab: bool = False,
     as_before: bool = False,
+    recorded: Mapping[str, Any] | None = None,
 ) -> TaggedCorpus:
     """Reads and encodes tagged sentences.
 
@@ -245,12 +246,17 @@ def read_corpus(
         extend_vocab: whether symbols that `vocabs` lack get ids after theirs. These are the symbols that a new
             vocabulary would have.
         as_before: see `in_one_scheme`.
+        recorded: values of options that the run has recorded, if it exists. Earlier versions did not refuse
+            `n_sentences` without an effect. It is ignored if it has the recorded value.
 
     Raises:
-        ParameterError: a kind of entity is not in the training sentences, vectors have different widths, ...: names
-            file and line, what was found and what is allowed.
+        ParameterError: `n_sentences` would have no effect. Or a kind of entity is not in the training sentences,
+            vectors have different widths, ...: names file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
+    usual = (TaggedConfig.n_sentences, (recorded or {}).get("n_sentences"))
+    if config.dataset != TOWNS and config.n_sentences not in usual:
+        check_left_out({"n_sentences": config.n_sentences}, "it is for dataset=towns")
     texts, names = _read_splits(config)
     _warn_of_unseen(texts["train"], names["train"], config.token_level)
     if "valid" not in texts:

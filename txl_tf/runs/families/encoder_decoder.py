@@ -57,13 +57,14 @@ class PairsRun(EpochRun):
         data = self.data
         max_len = self.model_config.max_len
         origin = self.origin
+        recorded = self.folder.read_config()["data"] if self.folder.steps() and self.folder.has_config() else None
         if origin is None:
-            return read_pairs(data, None, max_len, self._has_unknown())
+            return read_pairs(data, None, max_len, self._has_unknown(), recorded=recorded)
         extends = self.training.extend_vocab and not origin.resumes
         if self.training.extend_vocab and not extends:
             # The new symbols were chosen when the run began. `read_pairs` refuses options that choose symbols again.
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
-        corpus = read_pairs(data, origin.vocabs, max_len, self._has_unknown(), extends)
+        corpus = read_pairs(data, origin.vocabs, max_len, self._has_unknown(), extends, recorded)
         if extends:
             origin.log_extended(corpus.vocabs)
         sizes = (len(lines.ids) for lines in corpus.splits["train"])

@@ -93,15 +93,16 @@ class TaggerRun(EpochRun):
         vocabularies. If the model takes words and no lexicon is given, the lexicon is that of the run from which the
         vocabularies come, and `self.data` gets its path.
         """
+        recorded = self.folder.read_config()["data"] if self.folder.steps() else None
         if not self.origin:
-            return read_corpus(self.data, as_before=self.began_in_earlier_version)
+            return read_corpus(self.data, as_before=self.began_in_earlier_version, recorded=recorded)
         origin = self.origin
         extends = self.training.extend_vocab and not origin.resumes
         data = self.data
         if self.training.extend_vocab and not extends:  # the new symbols were chosen when the run began
             without_vectors: dict[str, Any] = dict.fromkeys(VECTORS)
             data = dataclasses.replace(data, min_freq=None, **without_vectors, lowercase_vectors=False)
-        corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.began_in_earlier_version)
+        corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.began_in_earlier_version, recorded)
         if extends:
             origin.log_extended([corpus.vocab, corpus.bigram_vocab])
         if corpus.embeddings:
