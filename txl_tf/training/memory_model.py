@@ -176,11 +176,6 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         own = (gradient_accumulation_steps, parallel_parts, bool(static_shapes), bin_capacities)
         self.__dict__.update(zip(OF_COMPILE, own, strict=True))  # only `compile` can set these attributes
 
-    @property
-    def parts_of_batch(self) -> int:
-        """The number of parts into which a training step divides the rows of a replica."""
-        return self.gradient_accumulation_steps * self.parallel_parts
-
     def compile_arguments(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in OF_COMPILE}
         return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}

@@ -44,7 +44,6 @@ class SegmentStep(TrainedModel):
     network: Any
     gradient_accumulation_steps: int
     parallel_parts: int
-    parts_of_batch: int
     static_shapes: bool
     bin_capacities: list[int] | None
     _carried: threading.local  # the memory before and after a step with Keras's signature
@@ -161,6 +160,11 @@ class SegmentStep(TrainedModel):
         if weights is not None:
             labels = tf.where(weights > 0, labels, -1 if self.static_shapes else 0)
         return tokens, labels, weights, *done
+
+    @property
+    def parts_of_batch(self) -> int:
+        """The number of parts into which a training step divides the rows of a replica."""
+        return self.gradient_accumulation_steps * self.parallel_parts
 
     @property
     def _may_leave_out(self) -> bool:
