@@ -355,6 +355,7 @@ BAD = [
     (TrainingConfig, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps", "at least 1"),
     (TrainingConfig, {"parallel_parts": 0}, "parallel_parts", "at least 1"),
     (EvaluationConfig, {"tgt_len": 0}, "tgt_len", "at least 1"),
+    (EvaluationConfig, {"parallel_parts": 0}, "parallel_parts", "at least 1"),
     (EvaluationConfig, {"sliding_window": 0}, "sliding_window", "at least 1"),
     (TrainingConfig, {"sample_tokens": -1}, "sample_tokens", "at least 0"),
     (EvaluationConfig, {"max_eval_batch": -2}, "max_eval_batch", "1 or more, or -1 for all"),

@@ -12,6 +12,8 @@ from helpers import raises_parameter
 
 import txl_tf
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from txl_tf.runs import evaluate
+from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families import language_model
 from txl_tf.runs.train import train_run
 from txl_tf.training import threads
@@ -117,28 +119,78 @@ def test_what_parts_cannot_do_is_refused(small_lm, small_batches):
         lm.train_on_batch(*(ids[0] for ids in batches))
 
 
+# ---------------------------------------- evaluation
+
+
+def evaluated(small_lm, data, parts, model, **compiled):
+    lm = small_lm(**{"n_layer": 2, **model})
+    lm.compile(parallel_parts=parts, metrics=["bits"], **compiled)
+    return lm.evaluate(data, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "model, compiled",
+    [
+        ({}, {}),
+        pytest.param({}, {"run_eagerly": True}, marks=SLOW),
+        pytest.param({}, {"steps_per_execution": 2}, marks=SLOW),
+        pytest.param({"mem_len": 0}, {}, marks=SLOW),
+        pytest.param({"cutoffs": [5, 9], "div_val": 2}, {}, marks=SLOW),
+        pytest.param({"dtype": "mixed_bfloat16"}, {}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_an_evaluation_in_parts_is_that_of_the_whole_batch(small_lm, small_batches, model, compiled):
+    tokens, labels = small_batches(n=3, batch=ROWS)
+    weights = np.random.default_rng(0).uniform(size=labels.shape).astype(np.float32)
+    done = np.zeros(tokens.shape, bool)
+    done[0, 1, 2] = done[1, 3, 0] = True
+    given = {"tokens": tokens, "done": done} if model.get("mem_len") != 0 else tokens
+    data = tf.data.Dataset.from_tensor_slices((given, labels, weights))
+    expected = evaluated(small_lm, data, 1, model)
+    for parts in (2, 6):  # of 6 parts and 4 rows, the parts are 2
+        rtol = 1e-2 if "dtype" in model else 1e-5
+        np.testing.assert_allclose(evaluated(small_lm, data, parts, model, **compiled), expected, rtol=rtol)
+
+
+def test_a_step_of_one_s_own_evaluates_the_whole_batch(small_batches):
+    rows = []
+
+    class Own(txl_tf.TransformerXLLM):
+        def test_step(self, data, carried):
+            nll, _, carried = self.evaluation_nll(*data, carried)
+            rows.append(nll.shape[0])
+            return {"loss": tf.reduce_mean(nll)}, carried
+
+    lm = Own(n_token=11, n_layer=1, d_model=4, d_embed=4, n_head=1, d_head=4, d_inner=4, mem_len=4)
+    lm.compile(parallel_parts=2)
+    lm.evaluate(tf.data.Dataset.from_tensor_slices(tuple(small_batches(n=1, batch=ROWS, n_token=11))), verbose=0)
+    assert rows == [ROWS]
+
+
 # ---------------------------------------- threads, and the number of parts that a run chooses
 
 
 @pytest.mark.parametrize(
-    "rows, tgt_len, train_steps, n_weights, expected",
+    "rows, n_tokens, weights_per_token, expected",
     [
-        (8, 128, 1000, 5_000_000, 4),
-        (6, 128, 1000, 5_000_000, 3),  # the largest divisor of the rows
-        (7, 128, 1000, 5_000_000, 1),
-        (8, 128, 10, 5_000_000, 1),  # too few steps
-        (8, 64, 1000, 110_000_000, 1),  # too many weights
+        (8, 1e6, 0, 4),
+        (8, 1e6, 9_000, 4),
+        (6, 1e6, 0, 3),  # the largest divisor of the rows
+        (7, 1e6, 0, 1),
+        (8, 1e4, 0, 1),  # too few tokens
+        (8, 1e6, 11_000, 1),  # too many weights
     ],
 )
-def test_the_number_of_parts(monkeypatch, rows, tgt_len, train_steps, n_weights, expected):
+def test_the_number_of_parts(monkeypatch, rows, n_tokens, weights_per_token, expected):
     monkeypatch.setattr(threads, "cores", lambda: 4)
-    assert threads.choose_parallel_parts(rows, tgt_len, train_steps, n_weights) == expected
+    assert threads.choose_parallel_parts(rows, n_tokens, weights_per_token) == expected
 
 
 def test_an_accelerator_computes_the_whole_batch(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 4)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"] if kind == "GPU" else [])
-    assert threads.choose_parallel_parts(8, 128, 1000, 5_000_000) == 1
+    assert threads.choose_parallel_parts(8, 1e6) == 1
 
 
 def run_of(tmp_path, **training):
@@ -177,6 +229,33 @@ def test_a_run_chooses_parts_only_while_the_threads_can_be_set(monkeypatch, tmp_
         run_of(tmp_path / "xla", parallel_parts=2, jit_compile=True)
     with raises_parameter("train_batch_size", 4, limit="3"):
         run_of(tmp_path / "rows", parallel_parts=3)
+
+
+def test_an_evaluation_chooses_parts(monkeypatch, tmp_path):
+    run_of(tmp_path)
+    chosen = []
+
+    def evaluated(**evaluation):
+        sizes = {"tgt_len": 8, "eval_batch_size": 4}
+        (nll,) = evaluate_run(str(tmp_path / "run"), evaluation=EvaluationConfig(**{**sizes, **evaluation})).values()
+        return nll
+
+    expected = evaluated()
+    monkeypatch.setattr(threads, "FEWEST_TOKENS", 0)
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    monkeypatch.setattr(evaluate, "set_threads", chosen.append)
+    monkeypatch.setattr(evaluate, "can_set_threads", lambda: True)
+    assert evaluated() == pytest.approx(expected, rel=1e-5)
+    assert evaluated(parallel_parts=4) == pytest.approx(expected, rel=1e-5)
+    evaluated(eval_batch_size=1)
+    assert chosen == [2, 4, 1]
+    evaluated(token_nll=str(tmp_path / "nll.txt"))
+    assert chosen == [2, 4, 1]
+    for options in ({"token_nll": str(tmp_path / "nll.txt")}, {"sliding_window": 4}):
+        with raises_parameter("parallel_parts", 2, limit="1"):
+            evaluated(parallel_parts=2, **options)
+    with raises_parameter("eval_batch_size", 4, limit="3"):
+        evaluated(parallel_parts=3)
 
 
 IN_NEW_PROCESS = """

@@ -27,6 +27,7 @@ from txl_tf.runs.metrics import metric_of, to_metric
 from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
+    ROW_BY_ROW,
     check_divides,
     check_token_nll,
     corpus_of,
@@ -39,7 +40,8 @@ from txl_tf.runs.setup import (
     worker_of,
 )
 from txl_tf.runs.weights import CheckpointReader, load_weights
-from txl_tf.training.distribution import is_chief
+from txl_tf.training.distribution import is_chief, is_default
+from txl_tf.training.threads import can_set_threads, choose_parallel_parts, set_threads
 
 _ROWS = 60  # rows of a batch, if neither the run nor the user sets them
 
@@ -82,7 +84,7 @@ def evaluate_run(
     check_token_nll(evaluation.token_nll, **{argument: evaluation.eval_path or (data or config["data"]).get(argument)})
     folder.find_checkpoint(evaluation.eval_ckpt_path)  # raises before the text is read
     strategy, machine = open_machine(machine)
-    check_divides(strategy, eval_batch_size=rows)
+    check_divides(strategy, parallel_parts=evaluation.parallel_parts or 1, eval_batch_size=rows)
     if evaluation.eval_path:
         corpus = _text_as_corpus(folder, config, evaluation.eval_path, reading)
         split = evaluation.eval_path
@@ -99,6 +101,7 @@ def evaluate_run(
     model = {**from_corpus, **config["model"], **resets, **(model or {})}
     check_places(model, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    parts = _parallel_parts(evaluation, evaluator, split, strategy, folder.family.config)
 
     def load(path: str) -> tuple[LanguageModel, str]:
         """Makes and compiles the model with the weights of a checkpoint. Returns the model and `path`."""
@@ -106,7 +109,9 @@ def evaluate_run(
         folder.check_size(model, reader)
         with strategy.scope():
             lm: Any = folder.family.make(**model, dtype=machine.dtype_policy)
-            lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
+            lm.compile(
+                static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1, parallel_parts=parts
+            )
         load_weights(lm, reader)
         return lm, path
 
@@ -139,6 +144,33 @@ def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationC
     defaults = {name: sizes[name] for name in missing if not trained.get(name)}
     known = {name: trained[name] for name in missing if name not in defaults}
     return dataclasses.replace(evaluation, **defaults, **known), defaults
+
+
+def _parallel_parts(
+    evaluation: EvaluationConfig, evaluator: Evaluator, split: str, strategy: tf.distribute.Strategy, group: type
+) -> int:
+    """The `parallel_parts` of the evaluation: the given number or, on one processor, the fastest. Sets the threads.
+
+    Args:
+        group: the class of the model's hyper-parameters.
+
+    Raises:
+        ParameterError: a number is given for an evaluation that computes no parts.
+    """
+    given = evaluation.parallel_parts
+    whole = [name for name in ("sliding_window", "token_nll") if getattr(evaluation, name)]
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        whole.append("strategy=tpu")
+    if whole:
+        if (given or 1) > 1:
+            raise ParameterError("parallel_parts", given, f"1 with {whole[0]}")
+        return 1
+    settable = can_set_threads()
+    chooses = settable and is_default(strategy) and group in ROW_BY_ROW
+    parts = given or (choose_parallel_parts(evaluator.batch_size, evaluator.num_labels(split)) if chooses else 1)
+    if settable:
+        set_threads(parts)
+    return parts
 
 
 def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type[Config]) -> dict[str, int | None]:
@@ -251,7 +283,7 @@ class Evaluator:
         else:
             evaluated: Any = lm.evaluate(self.batches(split), verbose=verbose)
             nll = evaluated
-            count = self._num_labels(split)
+            count = self.num_labels(split)
         rate = count / (time.perf_counter() - started)
         figures = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
         logger.info("%s: %s | %s tokens | %s tokens/s", split, figures, f"{count:,}", f"{rate:,.0f}")
@@ -259,7 +291,7 @@ class Evaluator:
             logger.info("%s: %s", split, self._by_text(nll, split))
         return nll
 
-    def _num_labels(self, split: str) -> int:
+    def num_labels(self, split: str) -> int:
         """The number of tokens that the batches predict."""
         labels = len(self.corpus.splits[split]) // self.batch_size - 1  # of a row
         return self.batch_size * (min(labels, self.max_batches * self.tgt_len) if self.max_batches else labels)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import Config, MachineConfig, TextConfig
+from txl_tf.config import Config, MachineConfig, ModelConfig, TextConfig, TransformerLMConfig
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
 from txl_tf.data.text.datasets import unused_options
 from txl_tf.data.text.encoding import encode_files
@@ -31,6 +31,9 @@ logger = logging.getLogger("txl_tf")
 # The most steps of one call on a TPU. With so many, the work of the host between two calls takes little of the time.
 # After a signal to end, at most two calls remain, which take a few seconds.
 MOST_STEPS_ON_TPU = 20
+
+# Hyper-parameters of models that compute every row of a batch by itself. Those of another package may not.
+ROW_BY_ROW = (ModelConfig, TransformerLMConfig)
 
 # Errors of operations in which all workers take part, if one of them fails.
 _COLLECTIVE_FAILED = (

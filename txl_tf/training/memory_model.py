@@ -13,6 +13,7 @@ their memory.
 import contextlib
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,7 +55,7 @@ from txl_tf.training.keras_arguments import (
     refuse_taken_names,
 )
 from txl_tf.training.loop import LoopState, make_loop
-from txl_tf.training.segment_step import SegmentStep
+from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import Turns, results_of
 
@@ -140,9 +141,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             gradient_accumulation_steps: number of parts of a batch, each with its share of the rows, which are computed
                 one after the other to save memory. The result is the same as for the whole batch.
             parallel_parts: number of parts of a batch (or of each of the parts above) that are computed at the same
-                time: a training step on a processor is faster if each of its cores computes a part. Call
-                `txl_tf.set_threads` before. The result is the same as for the whole batch. The parts hold gradients of
-                all weights each.
+                time: a processor is faster if each of its cores computes a part. Call `txl_tf.set_threads` before. The
+                result is the same as for the whole batch. In training, each part holds gradients of all weights. An
+                evaluation has as many parts, or the largest divisor of this number that also divides the rows.
             static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
             bin_capacities: list of int, with static shapes: the largest number of tokens of each cluster except the
                 first, in one part of a batch on one replica, see `txl_tf.choose_bin_capacities`. Further tokens are
@@ -321,7 +322,17 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         own = is_overridden(self, "segment_nll") or is_overridden(self, "initial_mems")
         if own and not is_overridden(self, "evaluation_nll"):
             return functools.partial(self._on_replicas, self.initial_mems)
-        return lambda rows: self._on_replicas(self.start_evaluation, rows, batches.tgt_len)
+        # An own step calls `evaluation_nll` itself, for all rows.
+        parts = 1 if is_overridden(self, "test_step") else self.parallel_parts
+
+        def start(rows: int, tgt_len: int) -> Any:
+            """The first memory of the rows of a replica, or of each of their parts."""
+            n = math.gcd(parts, rows)
+            if n == 1:
+                return self.start_evaluation(rows, tgt_len)
+            return CarriedByParts(tuple(self.start_evaluation(rows // n, tgt_len) for _ in range(n)))
+
+        return lambda rows: self._on_replicas(start, rows, batches.tgt_len)
 
     @contextlib.contextmanager
     def _marked_as_running(self, method: str) -> Iterator[None]:

@@ -8,11 +8,12 @@ every strategy of `tf.distribute`.
         part_by_part            with gradient accumulation, computes the rows in parts, one after the other
         side_by_side            with `parallel_parts`, computes the rows in parts, at the same time
     test_step                   the same without gradients
+        evaluation_nll          a method of the model, called for the parts at the same time
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,6 +24,12 @@ from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import is_overridden, takes_by_position
 from txl_tf.training.optimization import global_norm
 from txl_tf.training.trained_model import TrainedModel, apply_gradients, clear_losses
+
+
+class CarriedByParts(NamedTuple):
+    """What an evaluation carries from segment to segment, for each of the parts of the rows; see `evaluation_nll`."""
+
+    parts: tuple[Any, ...]
 
 
 def any_signature(method: Callable) -> Callable[..., Any]:
@@ -99,10 +106,20 @@ class SegmentStep(TrainedModel):
             return self._with_carried(SegmentStep.test_step, data)
         clear_losses(self)
         tokens, labels, weights, *done = self._with_valid_labels(*data)
-        nll, kept, carried = self.evaluation_nll(tokens, labels, carried, *done)
+        nll, kept, carried = self._evaluation_nll(tokens, labels, carried, *done)
         sums = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
         nll, counted = tf.unstack(sum_over_replicas(tf.stack(sums)))
         return {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}, carried
+
+    def _evaluation_nll(self, tokens: Tensor, labels: Tensor, carried: Any, *done: Tensor) -> tuple[Any, Any, Any]:
+        """`evaluation_nll`, which is called for the parts of the rows at the same time if `carried` has parts."""
+        if not isinstance(carried, CarriedByParts):
+            return self.evaluation_nll(tokens, labels, carried, *done)
+        rows = [tf.split(x, len(carried.parts)) for x in (tokens, labels, *done)]
+        arguments = zip(rows[0], rows[1], carried.parts, *rows[2:], strict=True)
+        nll, kept, carried_by_parts = zip(*at_the_same_time(self.evaluation_nll, arguments), strict=True)
+        kept = None if kept[0] is None else tf.concat(kept, 0)
+        return tf.concat(nll, 0), kept, CarriedByParts(carried_by_parts)
 
     # ---------------------------------------------------------------------------------- steps with Keras's signature
 
@@ -335,11 +352,8 @@ def part_by_part(step: Step, parts: int, variables: Any, no_sums: Any) -> Step:
 def side_by_side(step: Step, parts: int) -> Step:
     """A function like `step` that calls it for parts of the rows, none of which waits for another.
 
-    So TensorFlow computes the parts at the same time, except in eager mode.
-
     Args and returns as in `part_by_part`.
     """
-    traced_once = tf.function(step, autograph=False)
 
     def split(x):
         return [None] * parts if x is None else tf.split(x, parts)
@@ -350,11 +364,20 @@ def side_by_side(step: Step, parts: int) -> Step:
         rows = shape_of(tokens)[0] // parts
         keys = [dropout_key + tf.stack([0, 0, i * rows]) for i in range(parts)]
         mems_of_parts = zip(*map(split, mems), strict=True) if mems else [()] * parts
-        compute = step if tf.executing_eagerly() else traced_once
         arguments = split(tokens), split(labels), split(weights), map(list, mems_of_parts), keys, split(done)
-        results = [compute(*of_part) for of_part in zip(*arguments, strict=True)]
+        results = at_the_same_time(step, zip(*arguments, strict=True))
         sums, gradients, new_mems = zip(*results, strict=True)
         gradients = [tf.add_n(of_parts) for of_parts in zip(*gradients, strict=True)]
         return tf.add_n(sums), gradients, [tf.concat(of_parts, 0) for of_parts in zip(*new_mems, strict=True)]
 
     return all_parts
+
+
+def at_the_same_time(compute: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """`[compute(*a) for a in arguments]`. TensorFlow runs the calls at the same time, except in eager mode.
+
+    In a graph, `compute` is traced only once, so all arguments must have the same shapes.
+    """
+    if not tf.executing_eagerly():
+        compute = tf.function(compute, autograph=False)
+    return [compute(*of_call) for of_call in arguments]

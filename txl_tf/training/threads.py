@@ -1,4 +1,4 @@
-"""TensorFlow's threads on a processor, for training steps that compute several parts of a batch at the same time.
+"""TensorFlow's threads on a processor, for steps that compute several parts of a batch at the same time.
 
 By default, all cores work together on one operation after the other, and wait for each other at the end of each. A
 training step has more than a thousand operations. If every core computes a part of the batch instead, with one thread
@@ -40,20 +40,18 @@ def set_threads(parallel_parts: int) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(cores() // at_a_time if divides else 0)
 
 
-def choose_parallel_parts(rows: int, tgt_len: int, train_steps: int, n_weights: int) -> int:
-    """The number of parts that train a model fastest: at most one for each core, and a divisor of the rows.
+def choose_parallel_parts(rows: int, n_tokens: float, weights_per_token: float = 0.0) -> int:
+    """The number of parts with which a processor is fastest: at most one for each core, and a divisor of the rows.
 
     It is 1 if there is an accelerator, or if the parts would gain less than they cost.
 
     Args:
-        rows: rows of the batch or, with gradient accumulation, of a part of it.
-        tgt_len: tokens of a segment.
-        train_steps: steps of the training.
-        n_weights: number of weights.
+        rows: rows of a batch or, with gradient accumulation, of a part of it.
+        n_tokens: tokens of all steps.
+        weights_per_token: of a training, the number of weights divided by the tokens of these rows.
     """
     has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
-    tokens = rows * tgt_len
-    if has_accelerator or n_weights > MOST_WEIGHTS_PER_TOKEN * tokens or tokens * train_steps < FEWEST_TOKENS:
+    if has_accelerator or n_tokens < FEWEST_TOKENS or weights_per_token > MOST_WEIGHTS_PER_TOKEN:
         return 1
     most = min(cores(), MOST_PARTS)
     return max(parts for parts in range(1, most + 1) if rows % parts == 0)

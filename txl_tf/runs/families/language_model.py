@@ -40,6 +40,7 @@ from txl_tf.runs.families.pipeline import LanguagePipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
+    ROW_BY_ROW,
     check_divides,
     check_documents,
     check_token_nll,
@@ -212,17 +213,15 @@ class LanguageModelRun(Run):
             set_threads(self.parallel_parts)
 
     def _fastest_parts(self) -> int:
-        """See `choose_parallel_parts`. 1 for several replicas, under XLA, and for a model of another package.
-
-        Layers of another package may compute something from several rows, so their batch must stay whole.
-        """
+        """See `choose_parallel_parts`. 1 for several replicas, under XLA, and for a model of another package."""
         training = self.training
         whole = training.static_shapes or training.jit_compile or not is_default(self.strategy)
-        if whole or type(self.model_config) not in (ModelConfig, TransformerLMConfig):
+        if whole or type(self.model_config) not in ROW_BY_ROW:
             return 1
         rows = training.train_batch_size // training.gradient_accumulation_steps
+        n_tokens = training.train_steps * training.train_batch_size * training.tgt_len
         n_weights = count_weights(dataclasses.replace(self.model_config, lora_rank=0))
-        return choose_parallel_parts(rows, training.tgt_len, training.train_steps, n_weights)
+        return choose_parallel_parts(rows, n_tokens, n_weights / (rows * training.tgt_len))
 
     def options(self) -> tuple[dict, dict]:
         """Additional arguments for the model and for `compile`. Raises ParameterError if a split is too short."""
