@@ -327,12 +327,8 @@ def part_by_part(step: Step, parts: int, variables: Any, no_sums: Any) -> Step:
             part_sums, part_gradients, part_mems = step(tokens[i], labels[i], part_weights, part_mems, key, part_done)
             gradients = [total + gradient for total, gradient in zip(gradients, part_gradients, strict=True)]
             new_mems = [array.write(i, mem) for array, mem in zip(new_mems, part_mems, strict=True)]
-            return [
-                i + 1,
-                sums + part_sums,
-                gradients,
-                new_mems,
-            ]  # a list, as eager mode expects after lists
+            # A list, as eager mode expects after a list of values.
+            return [i + 1, sums + part_sums, gradients, new_mems]
 
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
         arrays = [tf.TensorArray(mem.dtype, parts) for mem in mems]
