@@ -21,6 +21,7 @@ import pytest
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
+SHARED = 400  # MB that a forked process shares with its parent at most
 
 
 def pytest_addoption(parser):
@@ -105,8 +106,14 @@ class Meter:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
+        """Adds up the processes' own pages, which takes long, where the sum can be a new peak."""
+        tree, shared = [], 0
         while not self.ended.wait(2):
-            self.most = max(self.most, sum(map(_memory, _tree(os.getpid()))))
+            before, tree = tree, _tree(os.getpid())
+            resident = sum(map(_resident, tree))
+            if tree != before or resident - shared + SHARED > self.most:
+                memory = sum(map(_memory, tree))
+                shared, self.most = resident - memory, max(self.most, memory)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
@@ -144,6 +151,14 @@ def _tree(pid):
     except OSError:
         children = []
     return [pid, *(below for child in children for below in _tree(int(child)))]
+
+
+def _resident(pid):
+    """MB of a process, of pages that several share all."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    except OSError:  # it has ended
+        return 0
 
 
 def _memory(pid):
