@@ -21,6 +21,7 @@ import pytest
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
+TIDY = 700  # MB, from which on a process gives back memory after a file
 SHARED = 400  # MB that a forked process shares with its parent at most
 
 
@@ -78,7 +79,7 @@ def pytest_sessionfinish(session):
 
 
 class Limits:
-    """In a process that runs tests: gives back memory after every file, and notes tests that take too long."""
+    """In a process that runs tests: gives back memory after a file, and notes tests that take too long."""
 
     def __init__(self):
         self.problems, self.peak = [], 0
@@ -92,7 +93,7 @@ class Limits:
             self.problems.append(
                 f"{item.nodeid} took {min(seconds, wall):.1f} s: fast tests take {MOST_SECONDS} s at most"
             )
-        if nextitem is None or nextitem.path != item.path:
+        if (nextitem is None or nextitem.path != item.path) and forking.memory() > TIDY:
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
         return result
