@@ -40,6 +40,12 @@ from tensorflow.python.util import tf_stack  # noqa: E402
 _stack = tf_stack.extract_stack()
 tf_stack.extract_stack = lambda stacklevel=1: _stack
 
+from tensorflow.python.ops import gen_resource_variable_ops  # noqa: E402
+
+# TensorFlow compiles the operation that makes a variable anew for each name that is meant for a debugger.
+_var_handle_op = gen_resource_variable_ops.var_handle_op
+gen_resource_variable_ops.var_handle_op = lambda debug_name="", **options: _var_handle_op(**options)
+
 import fcntl  # noqa: E402
 import gc  # noqa: E402
 import inspect  # noqa: E402

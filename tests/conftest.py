@@ -21,6 +21,8 @@ import pytest
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
+TIDY = 700  # MB, from which on a process gives back memory after a file
+SHARED = 400  # MB that a forked process shares with its parent at most
 
 
 def pytest_addoption(parser):
@@ -77,7 +79,7 @@ def pytest_sessionfinish(session):
 
 
 class Limits:
-    """In a process that runs tests: gives back memory after every file, and notes tests that take too long."""
+    """In a process that runs tests: gives back memory after a file, and notes tests that take too long."""
 
     def __init__(self):
         self.problems, self.peak = [], 0
@@ -91,7 +93,7 @@ class Limits:
             self.problems.append(
                 f"{item.nodeid} took {min(seconds, wall):.1f} s: fast tests take {MOST_SECONDS} s at most"
             )
-        if nextitem is None or nextitem.path != item.path:
+        if (nextitem is None or nextitem.path != item.path) and forking.memory() > TIDY:
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
         return result
@@ -105,8 +107,14 @@ class Meter:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
+        """Adds up the processes' own pages, which takes long, where the sum can be a new peak."""
+        tree, shared = [], 0
         while not self.ended.wait(2):
-            self.most = max(self.most, sum(map(_memory, _tree(os.getpid()))))
+            before, tree = tree, _tree(os.getpid())
+            resident = sum(map(_resident, tree))
+            if tree != before or resident - shared + SHARED > self.most:
+                memory = sum(map(_memory, tree))
+                shared, self.most = resident - memory, max(self.most, memory)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
@@ -144,6 +152,14 @@ def _tree(pid):
     except OSError:
         children = []
     return [pid, *(below for child in children for below in _tree(int(child)))]
+
+
+def _resident(pid):
+    """MB of a process, of pages that several share all."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    except OSError:  # it has ended
+        return 0
 
 
 def _memory(pid):
