@@ -22,7 +22,7 @@ import pytest
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
 TIDY = 700  # MB, from which on a process gives back memory after a file
-SHARED = 400  # MB that a forked process shares with its parent at most
+SECONDS_BETWEEN_SUMS = 5  # of the memory of all processes: the system takes long to divide shared pages among them
 
 
 def pytest_addoption(parser):
@@ -107,14 +107,8 @@ class Meter:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
-        """Adds up the processes' own pages, which takes long, where the sum can be a new peak."""
-        tree, shared = [], 0
-        while not self.ended.wait(2):
-            before, tree = tree, _tree(os.getpid())
-            resident = sum(map(_resident, tree))
-            if tree != before or resident - shared + SHARED > self.most:
-                memory = sum(map(_memory, tree))
-                shared, self.most = resident - memory, max(self.most, memory)
+        while not self.ended.wait(SECONDS_BETWEEN_SUMS):
+            self.most = max(self.most, sum(map(_memory, _tree(os.getpid()))))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
@@ -152,14 +146,6 @@ def _tree(pid):
     except OSError:
         children = []
     return [pid, *(below for child in children for below in _tree(int(child)))]
-
-
-def _resident(pid):
-    """MB of a process, of pages that several share all."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() >> 20
-    except OSError:  # it has ended
-        return 0
 
 
 def _memory(pid):
