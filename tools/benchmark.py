@@ -13,11 +13,13 @@ contestant in the same turn: above 1 is faster. With `--runs=3`, everything is m
 processes; the last table has the ratios of all runs and their median. Every mode has a shape (the sizes of its model
 and data) in `SHAPES` of tools/benchmarking/shapes.py; flags change it.
 
-    training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. The words
-    evaluation, generation             are 33,278, in three clusters. On processors with AMX, training is also measured
-                                       with float32 products of factors rounded to bfloat16. The evaluation has the
-                                       published shape of enwik8. Generation has contestants that only read as many
-                                       bytes as a token needs: a bound of its speed
+    training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. Every core
+    evaluation, generation             computes a part of the batch in training and evaluation, as with train.py; a
+                                       contestant shows the speed without parts. The words are 33,278, in three
+                                       clusters. On processors with AMX, training is also measured with float32
+                                       products of factors rounded to bfloat16. The evaluation has the published shape
+                                       of enwik8. Generation has contestants that only read as many bytes as a token
+                                       needs: a bound of its speed
     preparation                        words/s from a text like WikiText-103's to token files
     export                             a SavedModel is written, and loaded without this library; a step is a token that
                                        its signature `next` predicts
@@ -80,6 +82,7 @@ from typing import Any
 from absl import flags, logging
 from benchmarking.shapes import (
     BFLOAT16_AGAINST,
+    ONE_PART,
     PRODUCTS,
     REFERENCE,
     ROUNDED,
@@ -292,7 +295,7 @@ def takes_part_against(mode, name):
     not.
     """
     of_library = name.startswith("txl_tf") or name in WRITING or name in processes.ANSWERS
-    if not of_library or name in (ROUNDED, taggers.AS_THEY_COME):
+    if not of_library or name in (ONE_PART, ROUNDED, taggers.AS_THEY_COME):
         return False
     usual = name in WRITING_AGAINST if name in WRITING else "bfloat16" not in name or mode in BFLOAT16_AGAINST
     return usual or FLAGS.contestants is not None

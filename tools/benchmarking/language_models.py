@@ -9,7 +9,18 @@ import os
 import numpy as np
 import tensorflow as tf
 from benchmarking.products import products_work
-from benchmarking.shapes import CONTINUED, EVALUATION, NETWORK, PRODUCTS, PROMPT, READING, REFERENCE, ROUNDED, WRITING
+from benchmarking.shapes import (
+    CONTINUED,
+    EVALUATION,
+    NETWORK,
+    ONE_PART,
+    PRODUCTS,
+    PROMPT,
+    READING,
+    REFERENCE,
+    ROUNDED,
+    WRITING,
+)
 from benchmarking.work import Calls, Steps, port, repeated
 
 
@@ -48,6 +59,8 @@ def contestants(mode, jit=False):
         options[ROUNDED] = {"matmul_precision": "bfloat16"}
     if mode == "training":
         options["txl_tf float32 recompute"] = {"recompute": True}
+    if mode in ("training", "evaluation"):
+        options[ONE_PART] = {"parts": 1}
     makers = {REFERENCE: functools.partial(reference_work, mode)}
     makers |= {name: functools.partial(library_work, mode, **arguments) for name, arguments in options.items()}
     if mode == "peers":
@@ -100,12 +113,15 @@ def reference_next(model, tokens, mems):
     return port("reference_model").full_log_probs(hidden[-1:], **model._softmax_args())[0], mems
 
 
-def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=False, matmul_precision=None):
-    """The work of the library, by `fit`, `evaluate` or `generate`, which generates `tgt_len` tokens."""
+def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=False, matmul_precision=None, parts=None):
+    """The work of the library, by `fit`, `evaluate` or `generate`, which generates `tgt_len` tokens.
+
+    `parts` is the `parallel_parts` of `compile`; `None`: as many as train.py would choose.
+    """
     import txl_tf
 
     options = {"jit_compile": jit_compile}
-    parts = parallel_parts(mode, shape)
+    parts = parts or parallel_parts(mode, shape)
     if parts > 1 and not jit_compile and hasattr(txl_tf, "set_threads"):  # an older checkout does not have it
         txl_tf.set_threads(parts)
         options["parallel_parts"] = parts
@@ -120,8 +136,9 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
 
 
 def parallel_parts(mode, shape):
-    """The number of parts of a batch that train.py would choose, see --parallel_parts. 1 if the mode does not train."""
-    if not is_training(mode) or mode.startswith("softmax"):  # with so many words, gradients of two parts take too long
+    """The number of parts of a batch that train.py would choose, see --parallel_parts."""
+    # In the modes of the softmax, there are too many weights: gradients of two parts take too long.
+    if mode == "generation" or mode.startswith("softmax"):
         return 1
     cores = min(os.cpu_count() or 1, 8)
     return max(parts for parts in range(1, cores + 1) if shape["batch_size"] % parts == 0)

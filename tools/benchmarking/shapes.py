@@ -4,6 +4,7 @@ REFERENCE = "reference float32"
 EVALUATION = "evaluation float32"
 READING = "read of its bytes"
 PRODUCTS = "products"  # the matrix products of a training step, and nothing else
+ONE_PART = "txl_tf float32 1 part"  # all cores compute one operation after the other, TensorFlow's default
 ROUNDED = "txl_tf bfloat16 products"  # with weights in float32, see `set_matmul_precision`
 CONTINUED = "a text of 5,000 tokens goes on"
 PROMPT = 5000  # tokens
