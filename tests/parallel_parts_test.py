@@ -12,9 +12,7 @@ from helpers import raises_parameter
 
 import txl_tf
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from txl_tf.runs import evaluate
 from txl_tf.runs.evaluate import evaluate_run
-from txl_tf.runs.families import language_model
 from txl_tf.runs.train import train_run
 from txl_tf.training import threads
 
@@ -176,7 +174,7 @@ def test_a_step_of_one_s_own_evaluates_the_whole_batch(small_batches):
     [
         (8, 1e6, 0, 4),
         (8, 1e6, 9_000, 4),
-        (6, 1e6, 0, 3),  # the largest divisor of the rows
+        (6, 1e6, 0, 2),  # 3 parts would leave a core idle
         (7, 1e6, 0, 1),
         (8, 1e4, 0, 1),  # too few tokens
         (8, 1e6, 11_000, 1),  # too many weights
@@ -187,13 +185,19 @@ def test_the_number_of_parts(monkeypatch, rows, n_tokens, weights_per_token, exp
     assert threads.choose_parallel_parts(rows, n_tokens, weights_per_token) == expected
 
 
+@pytest.mark.parametrize("cores, expected", [(3, 1), (6, 2), (12, 4), (16, 8)])
+def test_the_parts_leave_no_core_idle(monkeypatch, cores, expected):
+    monkeypatch.setattr(threads, "cores", lambda: cores)
+    assert threads.choose_parallel_parts(64, 1e6) == expected
+
+
 def test_an_accelerator_computes_the_whole_batch(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 4)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"] if kind == "GPU" else [])
     assert threads.choose_parallel_parts(8, 1e6) == 1
 
 
-def run_of(tmp_path, **training):
+def run_of(tmp_path, final=None, **training):
     """Trains a small model for two steps. Returns the number of its parts."""
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 60)
@@ -206,7 +210,7 @@ def run_of(tmp_path, **training):
         model=ModelConfig(n_layer=1, d_model=8, d_embed=8, n_head=2, d_head=4, d_inner=8, mem_len=4),
         optimizer=OptimizerConfig(),
         training=TrainingConfig(tgt_len=8, train_batch_size=4, train_steps=2, iterations=2, save_steps=2, **training),
-        final=EvaluationConfig(eval_batch_size=4, max_eval_batch=1),
+        final=EvaluationConfig(eval_batch_size=4, max_eval_batch=1, **(final or {})),
         callbacks=[record],
     )
     return found[0]
@@ -216,17 +220,21 @@ def test_a_run_chooses_parts_only_while_the_threads_can_be_set(monkeypatch, tmp_
     set_to = []
     monkeypatch.setattr(threads, "FEWEST_TOKENS", 0)
     monkeypatch.setattr(threads, "cores", lambda: 2)
-    monkeypatch.setattr(language_model, "set_threads", set_to.append)
-    monkeypatch.setattr(language_model, "can_set_threads", lambda: True)
+    monkeypatch.setattr(threads, "set_threads", set_to.append)
+    monkeypatch.setattr(threads, "can_set_threads", lambda: True)
     assert run_of(tmp_path / "chosen") == 2
     assert run_of(tmp_path / "given", parallel_parts=4) == 4
     assert set_to == [2, 4]
-    monkeypatch.setattr(language_model, "can_set_threads", lambda: False)
+    monkeypatch.setattr(threads, "can_set_threads", lambda: False)
     assert run_of(tmp_path / "late") == 1
+    monkeypatch.setattr(threads, "_set_for", 2)  # by an earlier run of this process
+    assert run_of(tmp_path / "second") == 2
     assert run_of(tmp_path / "late_and_given", parallel_parts=2) == 2
     assert set_to == [2, 4]
     with raises_parameter("parallel_parts", 2, limit="1"):
         run_of(tmp_path / "xla", parallel_parts=2, jit_compile=True)
+    with raises_parameter("parallel_parts", 4, limit="2"):
+        run_of(tmp_path / "final", final={"parallel_parts": 4}, parallel_parts=2)
     with raises_parameter("train_batch_size", 4, limit="3"):
         run_of(tmp_path / "rows", parallel_parts=3)
 
@@ -243,8 +251,8 @@ def test_an_evaluation_chooses_parts(monkeypatch, tmp_path):
     expected = evaluated()
     monkeypatch.setattr(threads, "FEWEST_TOKENS", 0)
     monkeypatch.setattr(threads, "cores", lambda: 2)
-    monkeypatch.setattr(evaluate, "set_threads", chosen.append)
-    monkeypatch.setattr(evaluate, "can_set_threads", lambda: True)
+    monkeypatch.setattr(threads, "set_threads", chosen.append)
+    monkeypatch.setattr(threads, "can_set_threads", lambda: True)
     assert evaluated() == pytest.approx(expected, rel=1e-5)
     assert evaluated(parallel_parts=4) == pytest.approx(expected, rel=1e-5)
     evaluated(eval_batch_size=1)

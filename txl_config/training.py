@@ -28,7 +28,6 @@ AUTO = "auto"  # depends on the machine, see `choose_precision`
 TRACKERS = ("none", "wandb", "mlflow")
 WEIGHT_TYPES = ("float32", "float16", "bfloat16")  # types of the stored weights of a served model
 REPETITION_WINDOW = 64  # default number of tokens that `repetition_penalty` looks back at
-PARALLEL_PARTS = "Parts of a batch that are computed at the same time. Default on CPUs: depends on cores and batch."
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
@@ -130,7 +129,11 @@ class TrainingConfig(RunConfig):
         default=0,
     )
     gradient_accumulation_steps: int = option("Parts of a batch, for gradient accumulation.", at_least(1), default=1)
-    parallel_parts: int | None = option(PARALLEL_PARTS, at_least(1), default=None)
+    parallel_parts: int | None = option(
+        "Parts of a batch that are computed at the same time. Default on CPUs: depends on cores and batch.",
+        at_least(1),
+        default=None,
+    )
     shuffle_documents: bool = option(
         "Read the documents of the text in a new order every epoch, which depends on the seed.", default=False
     )
@@ -210,7 +213,11 @@ class EvaluationConfig(Config):
     reset_memory_at_documents: bool | None = option(
         "Start every document with the memory of a new text; without training: as in the run.", default=None, flag=False
     )
-    parallel_parts: int | None = option(PARALLEL_PARTS, at_least(1), default=None)
+    parallel_parts: int | None = option(
+        "Parts of a batch that are computed at the same time. Default on CPUs: depends on cores and batch.",
+        at_least(1),
+        default=None,
+    )
     do_eval: bool = option("Evaluate eval_split, after the training if there is one.", default=False)
 
     def __post_init__(self) -> None:

@@ -7,8 +7,8 @@
 
 The program has the flags of txl-train, so a command line or a flag file of txl-train can be estimated as it is. Only
 --do_eval_only, --corpus_info_path, the --ray_* flags and the original's flags without effect are missing. The model,
-the batch, the optimizer, --recompute, --mixed_precision and --gradient_accumulation_steps change the result; flags of
-the data and of the schedule do not.
+the batch, the optimizer, --recompute, --mixed_precision, --gradient_accumulation_steps and --parallel_parts change the
+result; flags of the data and of the schedule do not.
 
 The size of the vocabulary is that of an existing run in --model_dir, --n_token, or that of the prepared --data_dir or
 of --dataset, if this is a data set of the paper. For a text that is not prepared (--data_path), give --n_token, too.
@@ -170,6 +170,8 @@ def main():
     shares = FLAGS.replicas * training.gradient_accumulation_steps
     parallel_parts = training.parallel_parts or 1
     parts = shares * parallel_parts
+    if parallel_parts > 1 and (training.jit_compile or training.static_shapes):
+        raise ParameterError("parallel_parts", parallel_parts, "1 with static_shapes or jit_compile")
     if training.train_batch_size % parts:
         message = f"train_batch_size={training.train_batch_size} must be a multiple of the {parts} parts of a batch"
         raise ParameterError("train_batch_size", training.train_batch_size, f"a multiple of {parts}", message)
@@ -187,7 +189,7 @@ def main():
     print(f"{memory.n_weights:,} weights; {rows} rows of {training.tgt_len} tokens, mem_len {model.mem_len}")
     if precision == AUTO:
         print("mixed_precision=auto depends on the machine of the training: the figures are for float32")
-    if training.parallel_parts is None:
+    if training.parallel_parts is None and FLAGS.replicas == 1 and not (training.jit_compile or training.static_shapes):
         print("parallel_parts is not given and depends on the machine of the training: the figures are for 1")
     for name in ("weights", "gradients", "optimizer", "activations", "memory", "runtime"):
         print(f"{name:12}{shown(getattr(memory, name))}")

@@ -307,7 +307,8 @@ def rows_to_divide():
         if not FLAGS[name].present:
             message = f"ray_min_workers needs {name}: the number of workers that continue must divide it"
             raise ParameterError(name, None, "given with ray_min_workers", message)
-    return [FLAGS.train_batch_size // FLAGS.gradient_accumulation_steps, FLAGS.eval_batch_size]
+    parts = FLAGS.gradient_accumulation_steps * (FLAGS.parallel_parts or 1)
+    return [FLAGS.train_batch_size // parts, FLAGS.eval_batch_size]
 
 
 def main():

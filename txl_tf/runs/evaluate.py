@@ -20,6 +20,7 @@ from txl_tf.data.text.datasets import is_by_character_in, measured
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.errors import ParameterError
 from txl_tf.files import new_file
+from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
@@ -41,7 +42,7 @@ from txl_tf.runs.setup import (
 )
 from txl_tf.runs.weights import CheckpointReader, load_weights
 from txl_tf.training.distribution import is_chief, is_default
-from txl_tf.training.threads import can_set_threads, choose_parallel_parts, set_threads
+from txl_tf.training.threads import choose_parallel_parts, choose_threads
 
 _ROWS = 60  # rows of a batch, if neither the run nor the user sets them
 
@@ -58,6 +59,8 @@ def evaluate_run(
     reading: dict | None = None,
 ) -> dict[str, float]:
     """Evaluates a checkpoint on a split of a corpus, or on a text file.
+
+    It sets TensorFlow's threads for the rest of the process, if TensorFlow has not started, see `choose_threads`.
 
     Args:
         folder: `RunFolder`, or its path. Without a `config.json`, `model` must have all hyper-parameters that have no
@@ -84,7 +87,7 @@ def evaluate_run(
     check_token_nll(evaluation.token_nll, **{argument: evaluation.eval_path or (data or config["data"]).get(argument)})
     folder.find_checkpoint(evaluation.eval_ckpt_path)  # raises before the text is read
     strategy, machine = open_machine(machine)
-    check_divides(strategy, parallel_parts=evaluation.parallel_parts or 1, eval_batch_size=rows)
+    check_divides(strategy, eval_batch_size=rows)
     if evaluation.eval_path:
         corpus = _text_as_corpus(folder, config, evaluation.eval_path, reading)
         split = evaluation.eval_path
@@ -102,6 +105,7 @@ def evaluate_run(
     check_places(model, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     parts = _parallel_parts(evaluation, evaluator, split, strategy, folder.family.config)
+    set_matmul_precision(machine.matmul_precision)
 
     def load(path: str) -> tuple[LanguageModel, str]:
         """Makes and compiles the model with the weights of a checkpoint. Returns the model and `path`."""
@@ -165,12 +169,14 @@ def _parallel_parts(
         if (given or 1) > 1:
             raise ParameterError("parallel_parts", given, f"1 with {whole[0]}")
         return 1
-    settable = can_set_threads()
-    chooses = settable and is_default(strategy) and group in ROW_BY_ROW
-    parts = given or (choose_parallel_parts(evaluator.batch_size, evaluator.num_labels(split)) if chooses else 1)
-    if settable:
-        set_threads(parts)
-    return parts
+    check_divides(strategy, parallel_parts=given or 1, eval_batch_size=evaluator.batch_size)
+
+    def fastest() -> int:
+        if not is_default(strategy) or group not in ROW_BY_ROW:
+            return 1
+        return choose_parallel_parts(evaluator.batch_size, evaluator.num_labels(split))
+
+    return choose_threads(given, fastest)
 
 
 def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type[Config]) -> dict[str, int | None]:

@@ -24,7 +24,7 @@ from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import check_left_out
-from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
+from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs, processor_flags
 
 logger = logging.getLogger("txl_tf")
 
@@ -46,14 +46,19 @@ _COLLECTIVE_FAILED = (
 
 
 def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, MachineConfig]:
-    """Makes the strategy, and sets the precision of matrix products.
+    """Makes the strategy, and checks the precision of matrix products.
+
+    To round their factors, the caller must call `set_matmul_precision` after the threads are chosen, because it starts
+    TensorFlow. Where it must fail, this function already calls it, so that the error comes early.
 
     Returns:
         `(strategy, machine)`: the strategy, and `machine` with the `mixed_precision` that is chosen for "auto".
     """
     strategy_arguments = machine.devices  # the strategy, and the TPU with its zone and project
     strategy = make_strategy(*strategy_arguments)
-    set_matmul_precision(machine.matmul_precision)
+    can_round = "amx_bf16" in processor_flags() and not tf.config.list_physical_devices("GPU")
+    if machine.matmul_precision == "float32" or not can_round:
+        set_matmul_precision(machine.matmul_precision)
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 
 

@@ -20,6 +20,7 @@ from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, Ru
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.vocabulary import UnknownSymbol
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.nn.parts import own_parts
 from txl_tf.runs import callbacks, trackers
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
@@ -70,7 +71,8 @@ def train_run(
     If the folder contains checkpoints, the training resumes exactly from the newest one that is complete: weights,
     optimizer, memory, position in the data, dropout masks, and the sums of the current interval of steps are as if it
     had not been interrupted. Several workers that train together must see the same folder. Only the first of them, the
-    chief, writes to it and logs.
+    chief, writes to it and logs. If TensorFlow has not started, a language model sets its threads for the rest of the
+    process, see `choose_threads`.
 
     Args:
         folder: the folder of the run, or its path.
@@ -130,7 +132,8 @@ def train_run(
     with worker_of(strategy, folder), folder.locked() if chief else contextlib.nullcontext():
         keras.utils.set_random_seed(training.seed)
         run.read()
-        run.choose_threads()  # before TensorFlow starts, which it does for the optimizer's variables
+        run.choose_threads()  # before TensorFlow starts: the next two calls start it
+        set_matmul_precision(machine.matmul_precision)
         with strategy.scope():
             keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
         config = run.config()

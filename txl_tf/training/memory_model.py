@@ -143,7 +143,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             parallel_parts: number of parts of a batch (or of each of the parts above) that are computed at the same
                 time: a processor is faster if each of its cores computes a part. Call `txl_tf.set_threads` before. The
                 result is the same as for the whole batch. In training, each part holds gradients of all weights. An
-                evaluation has as many parts, or the largest divisor of this number that also divides the rows.
+                evaluation has as many parts, or the largest divisor of this number that also divides the rows. Steps
+                that you override have parts only if they call those of this class in training; own `test_step`s and
+                `test_on_batch` have none.
             static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
             bin_capacities: list of int, with static shapes: the largest number of tokens of each cluster except the
                 first, in one part of a batch on one replica, see `txl_tf.choose_bin_capacities`. Further tokens are

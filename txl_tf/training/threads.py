@@ -8,7 +8,9 @@ for each operation, the cores wait only at the end of the step. docs/performance
     lm.compile(..., parallel_parts=2)
 """
 
+import math
 import os
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -20,6 +22,8 @@ MOST_PARTS = 8  # every part computes gradients of all weights, which memory mus
 MOST_WEIGHTS_PER_TOKEN = 10_000
 # TensorFlow prepares a step of several parts for about a second longer. A run of fewer tokens does not regain it.
 FEWEST_TOKENS = 100_000
+
+_set_for = 1  # the number of parts for which `set_threads` has set the threads
 
 
 @checked_call
@@ -33,28 +37,49 @@ def set_threads(parallel_parts: int) -> None:
         ParameterError: `parallel_parts` is not a positive integer.
         RuntimeError: TensorFlow has started already, so its threads cannot change.
     """
+    global _set_for
     at_least(1)("parallel_parts", parallel_parts)
-    at_a_time = min(parallel_parts, cores())
-    divides = parallel_parts > 1
-    tf.config.threading.set_inter_op_parallelism_threads(at_a_time if divides else 0)  # 0: TensorFlow's default
-    tf.config.threading.set_intra_op_parallelism_threads(cores() // at_a_time if divides else 0)
+    operations = threads = 0  # TensorFlow's defaults
+    if parallel_parts > 1:
+        operations = min(parallel_parts, cores())
+        threads = cores() // operations
+    tf.config.threading.set_inter_op_parallelism_threads(operations)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    _set_for = parallel_parts
+
+
+def choose_threads(given: int | None, fastest: Callable[[], int]) -> int:
+    """The number of parts for a run, which sets TensorFlow's threads unless TensorFlow has started.
+
+    Args:
+        given: the number that the user gives, or `None`.
+        fastest: returns the number to use otherwise. If TensorFlow has started, as many parts of it are used as the
+            threads were set for, by an earlier run of the process.
+    """
+    if can_set_threads():
+        parts = given or fastest()
+        set_threads(parts)
+        return parts
+    return given or math.gcd(fastest(), _set_for)
 
 
 def choose_parallel_parts(rows: int, n_tokens: float, weights_per_token: float = 0.0) -> int:
     """The number of parts with which a processor is fastest: at most one for each core, and a divisor of the rows.
 
-    It is 1 if there is an accelerator, or if the parts would gain less than they cost.
+    Of such numbers, it is the one that uses most cores, and then the largest. It is 1 if there is an accelerator, or if
+    the parts would gain less than they cost.
 
     Args:
-        rows: rows of a batch or, with gradient accumulation, of a part of it.
+        rows: rows of a batch or, with gradient accumulation, of a part of it; of several batches, a number that divides
+            the rows of each.
         n_tokens: tokens of all steps.
         weights_per_token: of a training, the number of weights divided by the tokens of these rows.
     """
     has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
     if has_accelerator or n_tokens < FEWEST_TOKENS or weights_per_token > MOST_WEIGHTS_PER_TOKEN:
         return 1
-    most = min(cores(), MOST_PARTS)
-    return max(parts for parts in range(1, most + 1) if rows % parts == 0)
+    divisors = [parts for parts in range(1, min(cores(), MOST_PARTS) + 1) if rows % parts == 0]
+    return max(divisors, key=lambda parts: (parts * (cores() // parts), parts))
 
 
 def can_set_threads() -> bool:

@@ -52,7 +52,7 @@ from txl_tf.runs.setup import (
 )
 from txl_tf.runs.train import Run
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, is_default
-from txl_tf.training.threads import can_set_threads, choose_parallel_parts, set_threads
+from txl_tf.training.threads import choose_parallel_parts, choose_threads
 
 logger = logging.getLogger("txl_tf")
 
@@ -133,6 +133,9 @@ class LanguageModelRun(Run):
         parts = training.gradient_accumulation_steps, training.parallel_parts or 1
         check_divides(self.strategy, *parts, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
+        if final.parallel_parts not in (None, training.parallel_parts):
+            allowed = f"{training.parallel_parts}, as in the training"
+            raise ParameterError("parallel_parts", final.parallel_parts, allowed)
         if (training.parallel_parts or 1) > 1 and (self.training.static_shapes or training.jit_compile):
             allowed = "1 with static_shapes or jit_compile, where XLA computes one part after the other"
             raise ParameterError("parallel_parts", training.parallel_parts, allowed)
@@ -206,22 +209,26 @@ class LanguageModelRun(Run):
 
     def choose_threads(self) -> None:
         """Chooses `parallel_parts` unless it is given, and sets TensorFlow's threads unless it is too late."""
-        settable = can_set_threads()
-        given = self.training.parallel_parts
-        self.parallel_parts = given or (self._fastest_parts() if settable else 1)
-        if settable:
-            set_threads(self.parallel_parts)
+        self.parallel_parts = choose_threads(self.training.parallel_parts, self._fastest_parts)
 
     def _fastest_parts(self) -> int:
-        """See `choose_parallel_parts`. 1 for several replicas, under XLA, and for a model of another package."""
+        """See `choose_parallel_parts`. It is 1 if something cannot be computed in parts.
+
+        That is so for several replicas, under XLA, for a model of another package, and if the evaluation at the end has
+        a sliding window or writes every token.
+        """
         training = self.training
+        final = self.final
         whole = training.static_shapes or training.jit_compile or not is_default(self.strategy)
+        whole = whole or final.sliding_window or final.token_nll
         if whole or type(self.model_config) not in ROW_BY_ROW:
             return 1
         rows = training.train_batch_size // training.gradient_accumulation_steps
         n_tokens = training.train_steps * training.train_batch_size * training.tgt_len
-        n_weights = count_weights(dataclasses.replace(self.model_config, lora_rank=0))
-        return choose_parallel_parts(rows, n_tokens, n_weights / (rows * training.tgt_len))
+        # With LoRA, only few weights have gradients.
+        n_weights = 0 if self.model_config.lora_rank else count_weights(self.model_config)
+        rows_to_divide = math.gcd(rows, final.eval_batch_size or rows)  # `prepare` has set it
+        return choose_parallel_parts(rows_to_divide, n_tokens, n_weights / (rows * training.tgt_len))
 
     def options(self) -> tuple[dict, dict]:
         """Additional arguments for the model and for `compile`. Raises ParameterError if a split is too short."""
