@@ -140,7 +140,7 @@ def parallel_parts(mode, shape):
     # In the modes of the softmax, there are too many weights: gradients of two parts take too long.
     if mode == "generation" or mode.startswith("softmax"):
         return 1
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     divisors = [parts for parts in range(1, min(cores, 8) + 1) if shape["batch_size"] % parts == 0]
     return max(divisors, key=lambda parts: (parts * (cores // parts), parts))
 
