@@ -354,6 +354,12 @@ BAD = [
     (RunConfig, {"steps_per_execution": 7, "train_steps": 70}, "steps_per_execution", "a divisor of iterations=500"),
     (TrainingConfig, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps", "at least 1"),
     (TrainingConfig, {"parallel_parts": 0}, "parallel_parts", "at least 1"),
+    (
+        TrainingConfig,
+        {"parallel_parts": 2, "jit_compile": True},
+        "parallel_parts",
+        "1 with static_shapes or jit_compile",
+    ),
     (EvaluationConfig, {"tgt_len": 0}, "tgt_len", "at least 1"),
     (EvaluationConfig, {"parallel_parts": 0}, "parallel_parts", "at least 1"),
     (EvaluationConfig, {"sliding_window": 0}, "sliding_window", "at least 1"),

@@ -141,10 +141,11 @@ class Child:
 
 
 def with_room(function, argument):
-    """Calls a function with room for the frames of all calls below it.
+    """Calls a function in a frame so large that Python has room for the frames of all calls below it.
 
-    Python takes memory for frames by 16 KB, and gives it back at once: a loop at such a border asks the system for
-    memory at every call. Room for a frame of 560 KB comes with as much for those that follow.
+    Python gets memory for frames in pieces of 16 KB, and gives a piece back when its last frame ends. If a loop calls
+    functions at the border of two pieces, each call gets a piece from the system and gives it back. For this function's
+    frame of 560 KB, Python gets a piece of 1 MB, in which the frames below it have room, too.
     """
     return function(argument)
 

@@ -143,6 +143,15 @@ class TrainingConfig(RunConfig):
         "Fixed shapes; rare words above the capacity of their clusters are not counted. Default: on TPUs.", default=None
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.parallel_parts or 1) > 1 and (self.static_shapes or self.jit_compile):
+            allowed = "1 with static_shapes or jit_compile"
+            message = (
+                f"parallel_parts must be {allowed}, got {self.parallel_parts}: XLA computes one part after the other"
+            )
+            raise ParameterError("parallel_parts", self.parallel_parts, allowed, message)
+
 
 @group
 class PairsTrainingConfig(RunConfig):

@@ -170,8 +170,6 @@ def main():
     shares = FLAGS.replicas * training.gradient_accumulation_steps
     parallel_parts = training.parallel_parts or 1
     parts = shares * parallel_parts
-    if parallel_parts > 1 and (training.jit_compile or training.static_shapes):
-        raise ParameterError("parallel_parts", parallel_parts, "1 with static_shapes or jit_compile")
     if training.train_batch_size % parts:
         message = f"train_batch_size={training.train_batch_size} must be a multiple of the {parts} parts of a batch"
         raise ParameterError("train_batch_size", training.train_batch_size, f"a multiple of {parts}", message)

@@ -358,10 +358,13 @@ def side_by_side(step: Step, parts: int) -> Step:
         tokens: Tensor, labels: Tensor, weights: Any, mems: Any, dropout_key: Tensor, done: Tensor | None = None
     ) -> tuple[Any, Any, Any]:
         rows = shape_of(tokens)[0] // parts
+        tokens, labels, weights, done = map(split, (tokens, labels, weights, done))
+        mems = [split(mem) for mem in mems]
         keys = [dropout_key + tf.stack([0, 0, i * rows]) for i in range(parts)]
-        mems_of_parts = zip(*map(split, mems), strict=True) if mems else [()] * parts
-        arguments = split(tokens), split(labels), split(weights), map(list, mems_of_parts), keys, split(done)
-        results = at_the_same_time(step, zip(*arguments, strict=True))
+        arguments = [
+            (tokens[i], labels[i], weights[i], [mem[i] for mem in mems], keys[i], done[i]) for i in range(parts)
+        ]
+        results = at_the_same_time(step, arguments)
         sums, gradients, new_mems = zip(*results, strict=True)
         gradients = [tf.add_n(of_parts) for of_parts in zip(*gradients, strict=True)]
         return tf.add_n(sums), gradients, [tf.concat(of_parts, 0) for of_parts in zip(*new_mems, strict=True)]

@@ -136,9 +136,6 @@ class LanguageModelRun(Run):
         if final.parallel_parts not in (None, training.parallel_parts):
             allowed = f"{training.parallel_parts}, as in the training"
             raise ParameterError("parallel_parts", final.parallel_parts, allowed)
-        if (training.parallel_parts or 1) > 1 and (self.training.static_shapes or training.jit_compile):
-            allowed = "1 with static_shapes or jit_compile, where XLA computes one part after the other"
-            raise ParameterError("parallel_parts", training.parallel_parts, allowed)
         check_positions(model, training.reset_memory_at_documents)
         check_places(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
         check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
