@@ -259,6 +259,11 @@ class Run:
         Raises ParameterError if settings do not fit each other or the machine.
         """
 
+    @property
+    def recorded_data(self) -> dict | None:
+        """`"data"` of the run's `config.json`; `None` for a new run."""
+        return self.folder.read_config()["data"] if self.folder.steps() and self.folder.has_config() else None
+
     def choose_threads(self) -> None:
         """Sets TensorFlow's threads, from what is known about the model once the data is read."""
 

@@ -57,7 +57,7 @@ class PairsRun(EpochRun):
         data = self.data
         max_len = self.model_config.max_len
         origin = self.origin
-        recorded = self.folder.read_config()["data"] if self.folder.steps() and self.folder.has_config() else None
+        recorded = self.recorded_data
         if origin is None:
             return read_pairs(data, None, max_len, self._has_unknown(), recorded=recorded)
         extends = self.training.extend_vocab and not origin.resumes

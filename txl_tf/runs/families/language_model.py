@@ -147,8 +147,7 @@ class LanguageModelRun(Run):
             existing = self.origin.source if self.origin else self.folder
             raw_text = bool(existing.steps()) and existing.load_vocabs()[0].raw_text
             self.data = {**self.data, "raw_text": raw_text}
-        resumes = self.folder.steps() and self.folder.has_config()
-        recorded = self.folder.read_config()["data"] if resumes else None
+        recorded = self.recorded_data
         origin = self.origin
         if origin is None:
             return open_corpus(self.data, recorded=recorded)

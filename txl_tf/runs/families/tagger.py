@@ -93,7 +93,7 @@ class TaggerRun(EpochRun):
         vocabularies. If the model takes words and no lexicon is given, the lexicon is that of the run from which the
         vocabularies come, and `self.data` gets its path.
         """
-        recorded = self.folder.read_config()["data"] if self.folder.steps() else None
+        recorded = self.recorded_data
         if not self.origin:
             return read_corpus(self.data, as_before=self.began_in_earlier_version, recorded=recorded)
         origin = self.origin
