@@ -622,7 +622,9 @@ def test_a_run_of_an_earlier_version_goes_on_with_its_tags(tmp_path, files):
     recorded = data.to_dict()
     for expected in fingerprints:
         run = TaggerRun.__new__(TaggerRun)
-        run.folder = types.SimpleNamespace(steps=lambda: [3], read_config=lambda known=recorded: {"data": dict(known)})
+        run.folder = types.SimpleNamespace(
+            steps=lambda: [3], has_config=lambda: True, read_config=lambda known=recorded: {"data": dict(known)}
+        )
         run.data, run.origin = data, None
         assert run.open_corpus().fingerprint("train") == expected
         assert run.data_config() == recorded  # or the run would not be old any more
