@@ -141,7 +141,7 @@ class Writer:
         self.stream = TextStream(vocab)
         self.echoed = ""  # text of the prompts that were read with `echo`
         self.written = 0  # number of generated tokens
-        self.timed = 0  # the same, without the tokens of the first call, which compiles the graph
+        self.timed = 0  # the same, without the tokens of the first two calls, see `write`
         self.seconds = 0.0  # time for the timed tokens
 
     def read(self, ids, echo=True, show=True):
@@ -165,13 +165,14 @@ class Writer:
     def write(self, number):
         """Generates and prints `number` tokens, or fewer if a stop string or a stop token ends the text.
 
-        Without --verbose, it also prints a newline at the end.
+        The very first token is printed alone, because it needs no graph. The next call compiles one. Without --verbose,
+        a newline is printed at the end.
         """
         while number > 0:
             started = time.perf_counter()
-            step = min(WRITTEN_AT_ONCE, number)
+            step = min(WRITTEN_AT_ONCE if self.written else 1, number)
             tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
-            if self.written:  # not the first call, which compiles the graph
+            if self.written > 1:
                 self.seconds += time.perf_counter() - started
                 self.timed += tokens.shape[1]
             self.written += tokens.shape[1]
@@ -216,8 +217,8 @@ class Writer:
     def report(self):
         """Prints the number of generated tokens, and the speed.
 
-        The speed is without the first call of `session.write`, which compiles the graph. Prints nothing if only this
-        call generated tokens.
+        The speed is without the first two calls of `session.write`, see `write`. Prints nothing if only these calls
+        generated tokens.
         """
         if self.timed > 0:
             print(f"{self.written} tokens, {self.timed / self.seconds:,.0f} tokens/s", file=sys.stderr)

@@ -12,7 +12,7 @@ Shapes:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,27 @@ from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.settings import add_user
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.inference import writable_copy
+
+# The first `write` of a session computes up to this many tokens without a graph. To make the graph takes longer.
+EAGER_TOKENS = 4
+
+
+class _CompiledLater:
+    """Computes `function` without a graph in the first call, and by a graph in later ones.
+
+    To make a graph takes about a second, and the first call is often the only one.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._eager = function
+        self._graph = tf.function(function, reduce_retracing=True, autograph=False)
+        self._is_first = True
+
+    def function(self, is_short: bool = True) -> Callable[..., Any]:
+        """The function for the next call. If this is the first and not a short one, a graph takes less time."""
+        eager = self._is_first and is_short
+        self._is_first = False
+        return self._eager if eager else self._graph
 
 
 class Session:
@@ -72,8 +93,8 @@ class Session:
         self._drawn = 0  # the number of tokens that were written, each with its own random numbers
         self._checked: tuple[Any, Stops] | None = None  # the arguments of the last `check_stops`, and its result
         self._written: list[int] = []  # tokens since the last `read`, of a session with one row
-        self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
-        self._write = tf.function(self._write_tokens, reduce_retracing=True, autograph=False)
+        self._read = _CompiledLater(self._read_segment)
+        self._write = _CompiledLater(self._write_tokens)
         self._is_stale = False
         add_user(lm, self)
 
@@ -116,7 +137,7 @@ class Session:
         if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
             raise tensor_error("tokens", tokens, allowed)
         check_ids("tokens", tokens, self.lm.network.n_token)
-        nll, self._text = self._read(tf.constant(tokens, tf.int32), self._text)
+        nll, self._text = self._read.function()(tf.constant(tokens, tf.int32), self._text)
         nll = nll.numpy()
         if self._empty:
             nll[:, 0] = np.nan
@@ -156,7 +177,8 @@ class Session:
             raise ParameterError("stop_strings", stop_strings, "None in a session of several rows", message)
         stops = stops._replace(tail=tail_of(stops, self._written))
         options = check_sampling(self.batch_size, **sampling)
-        written, nll = self._write(
+        write = self._write.function(is_short=max_new_tokens <= EAGER_TOKENS)
+        written, nll = write(
             self._precomputed,
             self._text,
             tf.constant(self._drawn),
