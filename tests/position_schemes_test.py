@@ -249,6 +249,35 @@ def test_cached_segments_of_any_length_are_those_of_the_network(positions, optio
     assert_cached_segments_are_those_of(make(positions, **options).network)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"pre_lnorm": True, "reset_token": END}, {"dtype": "mixed_bfloat16"}, {"dtype": "float64", "n_head": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_many_rows_read_a_token_at_once_as_few_rows_do_one_by_one(positions, options, eager):
+    if positions in WINDOWS:
+        options = {**options, "mem_len": 0, "context_len": 5}
+        options.pop("reset_token", None)
+    lm = make(positions, **options)
+    text = words(6, 9, borders=[(3, 7), (), (0,), (5,), (), (6,)])
+
+    def read(rows):
+        """The outputs for the last five tokens of some rows, read one by one: `[5, rows, d_model]`."""
+        cache = lm.decoding_cache()
+        weights = cache.precompute()
+        _, state = cache.read_prompt(tf.constant(text[rows, :4], tf.int32), tf.fill([len(text[rows])], 4))
+        outputs = []
+        for i in range(4, 9):
+            output, state = cache.read_token(weights, tf.constant(text[rows, i], tf.int32), state)
+            outputs.append(array(output))
+        return np.stack(outputs)
+
+    few = np.concatenate([read(slice(0, 3)), read(slice(3, 6))], 1)
+    tolerance = {"float64": 1e-12, "mixed_bfloat16": 0.1}.get(lm.dtype_policy.name, 1e-5)
+    np.testing.assert_allclose(read(slice(0, 6)), few, atol=tolerance)
+
+
 @pytest.mark.parametrize("positions", RINGS)
 def test_a_state_of_hidden_states_goes_on_as_those(positions, eager):
     assert_a_cache_continues_hidden_states(make(positions, mem_len=7).network)

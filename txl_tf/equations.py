@@ -122,7 +122,9 @@ class Zeros(NamedTuple):
 class Attention(NamedTuple):
     """Weights of a layer's attention, and its scheme of positions."""
 
-    qkv: Tensor  # [E, 3 * H * D]: the kernels of queries, keys and values, side by side
+    # The kernels of queries, keys and values, side by side: [E, 3 * H * D]. With cached keys and values, a tuple of
+    # the three, [E, H * D] each.
+    qkv: Any
     o: Tensor  # [H * D, E]
     n_head: int
     scale: float  # of the queries: D**-0.5, or 1 if the weights contain it already

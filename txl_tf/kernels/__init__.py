@@ -35,9 +35,11 @@ products_of_heads = cpu.products_of_heads
 project = plain.project
 project_heads = _chosen.project_heads
 project_output = _chosen.project_output
+query_matmul = _chosen.query_matmul
 relu_layer = _chosen.relu_layer
 residual_norm = _chosen.residual_norm
 rms_norm = plain.rms_norm
+seen_scores = plain.seen_scores
 takes_one_query = _chosen.takes_one_query
 
 # The docstring of the plain version describes the operation. The one of the fast version follows it.

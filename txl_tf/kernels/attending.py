@@ -13,7 +13,7 @@ Shapes:
     B: batch        T: tgt_len, the queries        K: keys        H: heads        D: d_head
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,6 +21,12 @@ import txl_tf.kernels as ops
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.kernels.watching import watched
+
+
+class RowsFirst(NamedTuple):
+    """A tensor in which rows come before heads, because the cache stores them so. Each row has a single query."""
+
+    tensor: Tensor  # [B, H, 1, D] of queries, [B, H, K, D] of keys or values
 
 
 def attention_probs(
@@ -56,7 +62,8 @@ def attend(
 
     Args:
         q: `[H, ..., T, D]`, queries.
-        k, v: `[H, ..., K, D]`, keys and values.
+        k, v: `[H, ..., K, D]`, keys and values. `q`, `k` and `v` may also be `RowsFirst`. Then position scores are
+            heads first, too, `visible` is rows first, and the other arguments must have their defaults.
         position_scores: `[H, ..., T, K]`, see `shifted_scores` and `pairwise_scores`; or `[H, T, K]`, the same for all
             rows of the batch; or `None`. For a single query, also a list with one tensor for each head.
         visible: bool, true where a query sees a key; `[T, K]` or another shape that broadcasts to `[H, ..., T, K]`.
@@ -73,8 +80,11 @@ def attend(
             equations. It is added to the result, times the sum of the probabilities.
 
     Returns:
-        `[H, ..., T, D]`, in the dtype of `q`.
+        `[H, ..., T, D]`, in the dtype of `q`; for `RowsFirst`, `[B, H, 1, D]`.
     """
+    if isinstance(q, RowsFirst):
+        q, position_scores = _scaled(q.tensor, position_scores, scale)
+        return _attend_rows_first(q, k.tensor, v.tensor, position_scores, visible)
     needs_no_probs = dropout_key is None and content is None and not zero_keys and watched() is None
     if needs_no_probs and ops.takes_one_query(q, visible):
         q, position_scores = _scaled(q, position_scores, scale)
@@ -89,6 +99,27 @@ def attend(
     probs = probs if content is None else probs * content
     output = ops.head_matmul(probs[..., zero_keys:] if zero_keys else probs, v)
     return output if added is None else output + added
+
+
+def _attend_rows_first(q: Tensor, k: Tensor, v: Tensor, position_scores: Any, visible: Tensor | None) -> Any:
+    """`attend` for a single query in each row, see `RowsFirst`.
+
+    Args:
+        q: `[B, H, 1, D]`.
+        k, v: `[B, H, K, D]`.
+        position_scores: as in `attend`, heads first; a list has `[B, K]` for each head.
+        visible: broadcasts to `[B, H, 1, K]`.
+
+    Returns:
+        `[B, H, 1, D]`.
+    """
+    if isinstance(position_scores, list):
+        position_scores = tf.stack(position_scores, 1)[:, :, None]  # [B, H, 1, K]
+    elif position_scores is not None and len(position_scores.shape) == 4:
+        position_scores = tf.transpose(position_scores, [1, 0, 2, 3])
+    scores = ops.seen_scores(visible, ops.query_matmul(q, k, transpose_b=True), position_scores)
+    exp: Any = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
+    return ops.query_matmul(tf.cast(exp / tf.reduce_sum(exp, -1, keepdims=True), v.dtype), v)
 
 
 def _scaled(q: Tensor, position_scores: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:

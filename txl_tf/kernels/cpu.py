@@ -111,6 +111,13 @@ def products_of_heads(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = F
     return [tf.matmul(x, y, transpose_b=transpose_b) for x, y in heads]
 
 
+def query_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
+    """In float32, uses an operation that TensorFlow does not give to oneDNN, which multiplies single rows slowly."""
+    if a.dtype != tf.float32:
+        return tf.matmul(a, b, transpose_b=transpose_b)
+    return tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=tf.float32, adj_y=transpose_b)
+
+
 def _heads_of(x: Tensor | list[Tensor]) -> list[Any]:
     """The heads of a tensor `[H, ...]`, as a list. A list is returned unchanged."""
     return x if isinstance(x, list) else tf.unstack(x)

@@ -60,6 +60,11 @@ def head_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
     return tf.matmul(a, b, transpose_b=transpose_b)
 
 
+def query_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
+    """`tf.matmul` of single queries, `a` `[..., 1, any]`."""
+    return tf.matmul(a, b, transpose_b=transpose_b)
+
+
 def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
     """Whether `attend_with_one_query` may be used. Only `kernels/cpu.py` has it, so the result is always false here."""
     return False

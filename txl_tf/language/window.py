@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from txl_tf.equations import Places
+from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows
 from txl_tf.transformer_xl.decoding_cache import DecodingCache
-from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
+from txl_tf.transformer_xl.inference import at_once, layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import write
 
@@ -196,8 +197,12 @@ class WindowOfLayer(CachedKeys):
         self.keys_and_values_after = keys, values
         klen = shape_of(keys)[2]
         # Scores by position need the indices of the queries, and `query_places` has one row for all rows of a batch.
-        if memory.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
-            return block(content_q, position_q, keys, values, Places(klen, memory.visible[:, None]))
+        if not self.layer.rel_attn.scheme.scores_positions:
+            places = Places(klen, memory.visible[:, None])
+            if memory.static_shapes:
+                return block(content_q, position_q, keys, values, places)
+            if at_once(content_q):
+                return block(RowsFirst(content_q), position_q, RowsFirst(keys), RowsFirst(values), places)
 
         def attend_row(b):
             places = Places(klen, memory.visible[b], query_places=memory.slots[b])

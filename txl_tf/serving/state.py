@@ -82,7 +82,7 @@ class ServedMemory:
             # `_unpack` puts the memory first and the new token last. So the position keys need no rotation: the stored
             # rows, farthest first, are enough.
             weights = [
-                layer._replace(position_keys=tf.cast(keys, layer.qkv.dtype))
+                layer._replace(position_keys=tf.cast(keys, layer.o.dtype))
                 for layer, keys in zip(weights, self.position_keys, strict=True)
             ]
         return self._read(weights, tf.ensure_shape(tokens, [None, 1]), state, 1)

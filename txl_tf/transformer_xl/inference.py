@@ -11,24 +11,34 @@ import tensorflow as tf
 
 from txl_tf.equations import project_distances
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.kernels.watching import watched
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_distance
 
-# Attention is written out in the graph for each row of a batch up to this size. Larger or unknown batches use a loop.
+# Attention is written out in the graph for each row of a batch up to this size, so rows attend at the same time. Larger
+# or unknown batches use a loop.
 MAX_UNROLLED_ROWS = 16
+# If the length of the segment is unknown, it is a prompt, which is read once. Then a loop, whose graph TensorFlow makes
+# in a third of the time, saves more than it costs.
+MAX_UNROLLED_PROMPTS = 4
+# If every row has a single query, more rows than this attend at once. Fewer rows attend one by one, because the cores
+# then compute different heads.
+FEW_ROWS = 4
 
 
 class LayerWeights(NamedTuple):
     """Weights of a layer in the dtype in which they are used."""
 
-    qkv: Tensor  # [E, 3 * H * D], the kernel of the queries times D**-0.5
+    # The kernels of queries (times D**-0.5), keys and values, [E, H * D] each. Two cores compute such products of one
+    # token sooner than one product of all three.
+    qkv: tuple[Tensor, Tensor, Tensor]
     o: Tensor  # [H * D, E]
     ff: tuple[Tensor, ...]  # kernels and biases of the feed-forward net; empty if the net is of another class
     # Only relative attention has these:
-    r_w_bias: Tensor | None = None  # [H, D], u times D**-0.5
-    r_r_bias: Tensor | None = None  # [H, D], v times D**-0.5
+    r_w_bias: Tensor | None = None  # [H, 1, D], u times D**-0.5
+    r_r_bias: Tensor | None = None  # [H, 1, D], v times D**-0.5
     # [H, any, D], projected sinusoids in the order in which attention takes them. With `zeros` and a scheme that turns
     # keys, the key of the zeros, turned for every distance.
     position_keys: Tensor | None = None
@@ -45,17 +55,14 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> L
     ff = getattr(layer, "ff", None)
     if not isinstance(attn, SegmentAttention):
         raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")
-    width = attn.n_head * attn.d_head
-    kernels: Any = tf.split(tf.convert_to_tensor(attn.kernel("qkv_kernel")), [width, 2 * width], 1)
-    q_kernel, kv_kernel = kernels
+    qkv_kernel: Any = tf.convert_to_tensor(attn.kernel("qkv_kernel"))
+    q_kernel, k_kernel, v_kernel = tf.split(qkv_kernel, 3, 1)
+    qkv: Any = tuple(tf.cast(kernel, dtype) for kernel in (q_kernel * attn.d_head**-0.5, k_kernel, v_kernel))
+    o_kernel = tf.cast(attn.kernel("o_kernel"), dtype)
     ff_weights = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
-    weights = LayerWeights(
-        tf.cast(tf.concat([q_kernel * attn.d_head**-0.5, kv_kernel], 1), dtype),
-        tf.cast(attn.kernel("o_kernel"), dtype),
-        tuple(tf.cast(weight, dtype) for weight in ff_weights),
-        *position_weights,
-    )
-    return weights._replace(zeros=attn.zeros(weights.qkv, weights.o) or ())
+    ff_weights = tuple(tf.cast(weight, dtype) for weight in ff_weights)
+    zeros = attn.zeros(tf.cast(qkv_kernel, dtype), o_kernel)
+    return LayerWeights(qkv, o_kernel, ff_weights, *position_weights, zeros=zeros or ())
 
 
 def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
@@ -70,7 +77,7 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
     for i, layer in enumerate(network.decoder_layers):
         biases: list[Any] = [None, None]
         if network.r_w_bias is not None:
-            biases = [tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i)]
+            biases = [tf.cast(bias[:, None] * network.d_head**-0.5, dtype) for bias in network.biases(i)]
         weights.append(layer_weights(layer, dtype, *biases, position_keys[i] if position_keys else None))
     return tuple(weights)
 
@@ -136,10 +143,17 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
         `[B, H, T, D]`.
     """
     batch = q.shape[0]
-    if batch is not None and batch <= MAX_UNROLLED_ROWS:
+    most = MAX_UNROLLED_ROWS if q.shape[2] is not None else MAX_UNROLLED_PROMPTS
+    if batch is not None and batch <= most:
         return tf.stack([attend_row(b) for b in range(batch)])
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
     return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=1)
+
+
+def at_once(q: Tensor) -> bool:
+    """Whether rows with the queries `q` `[B, H, T, D]` attend at once, see `RowsFirst`, and not by `row_by_row`."""
+    has_few_rows = q.shape[0] is not None and q.shape[0] <= FEW_ROWS
+    return q.shape[2] == 1 and not has_few_rows and watched() is None
 
 
 def zero_keys(network: Any, batch_size: Size, klen: Size) -> tuple[Any, ...]:

@@ -103,16 +103,15 @@ class Memory(CachedMemory):
     def weights_of_attention(self) -> Attention:
         """The weights of the layer's attention. They contain the scale already, so `scale` is 1."""
         w = self.weights
-        u = None if w.r_w_bias is None else w.r_w_bias[:, None]  # [H, 1, D]
-        v = None if w.r_r_bias is None else w.r_r_bias[:, None]
         attention = self.layer.rel_attn
-        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, u, v, w.zeros or None)
+        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, w.r_w_bias, w.r_r_bias, w.zeros or None)
 
     def project(self, h: Tensor, w: Attention) -> Any:
         """Queries, keys and values of the segment, `[B, H, T, D]` each."""
         batch, tgt_len, _ = shape_of(h)
-        heads = tf.reshape(ops.project(h, w.qkv), [batch, tgt_len, 3, w.n_head, w.qkv.shape[1] // (3 * w.n_head)])
-        return tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))  # from [3, B, H, T, D]
+        depth = w.o.shape[0] // w.n_head
+        heads = [tf.reshape(ops.project(h, kernel), [batch, tgt_len, w.n_head, depth]) for kernel in w.qkv]
+        return [_swapped(x) for x in heads]
 
     def numbers(self, k: Tensor) -> Any:
         """How many tokens precede each of the keys `[B, H, T, D]`: int32, broadcasts to `[B, H, T]`."""
@@ -120,7 +119,7 @@ class Memory(CachedMemory):
 
     def output(self, attn_vec: Tensor, w: Attention) -> Any:
         """`[B, H, T, D]` to `[B, T, E]`."""
-        rows = ops.project(tf.transpose(attn_vec, [0, 2, 1, 3]), w.o)
+        rows = ops.project(_swapped(attn_vec), w.o)
         rows = rows if w.zeros is None else ops.add_bias(rows, w.zeros.output)
         return tf.reshape(rows, tf.shape(self.input))
 
@@ -130,6 +129,14 @@ class Memory(CachedMemory):
         n_arguments = 2 if self.weights.r_w_bias is None else 5  # attn_mask, mems; and r, r_w_bias, r_r_bias
         args, kwargs = memories_by_name(self.layer, (h, *[self] * n_arguments), {})
         return self.layer(*args, **kwargs)
+
+
+def _swapped(x: Tensor) -> Any:
+    """Swaps the axes of heads and tokens: axes 1 and 2 of `[B, any, any, D]`. For a single token, it copies nothing."""
+    batch, first, second, depth = shape_of(x)
+    if 1 in (x.shape[1], x.shape[2]):
+        return tf.reshape(x, [batch, second, first, depth])
+    return tf.transpose(x, [0, 2, 1, 3])
 
 
 class CachedKeys(Memory):

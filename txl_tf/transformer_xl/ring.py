@@ -23,8 +23,9 @@ import tensorflow as tf
 
 from txl_tf.equations import shifted_scores
 from txl_tf.kernels import products_of_heads
+from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.transformer_xl.inference import row_by_row
+from txl_tf.transformer_xl.inference import at_once, row_by_row
 
 # The number of queries that attend at a time. It limits the memory for a long prompt, and does not change the results.
 QUERY_BLOCK = 256
@@ -105,10 +106,11 @@ class RingPlaces(NamedTuple):
     def scores_by_distance(self, q: Tensor) -> Any:
         """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`.
 
-        If `r` is a list, for a single query, the result may be a list with the scores `[1, K]` of each head.
+        If `r` is a list, for a single query, the result is a list with the scores of each head: `[1, K]`; or for
+        queries `[H, B, 1, D]`, `[B, K]`.
         """
         if isinstance(self.r, list):
-            return products_of_heads(q, self.r, transpose_b=True)
+            return products_of_heads(q if len(q.shape) == 3 else tf.squeeze(q, 2), self.r, transpose_b=True)
         tgt_len = shape_of(q)[-2]
         klen = shape_of(self.r)[1] - tgt_len
         return shifted_scores(q, self.r, first=tgt_len - 1)[..., :klen]
@@ -182,10 +184,15 @@ def _attend_block(
             content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, K]
             places = places._replace(special={"content": content})
 
+    def swapped(x: Tensor) -> Any:
+        """From `[B, H, any, D]` to `[H, B, any, D]`, or back."""
+        return tf.transpose(x, [1, 0, 2, 3])
+
     if static_shapes:
-        # From [B, H, any, D] to [H, B, any, D], and back.
-        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
-        return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])
+        return swapped(block(*map(swapped, (content_q, position_q, keys, values)), places))
+    if max_distance is None and at_once(content_q):
+        heads_first = tf.stack(tf.unstack(position_q, axis=1))  # faster than a transposition of so few numbers
+        return block(RowsFirst(content_q), heads_first, RowsFirst(keys), RowsFirst(values), places)
 
     def attend_row(b: Any) -> Tensor:
         """Attention of row b of the batch."""
