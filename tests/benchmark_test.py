@@ -219,7 +219,7 @@ def test_a_token_reads_weights_keys_values_and_position_keys():
     lm = txl_tf.TransformerXLLM(**language_models.model_arguments(SHAPE))
     weights, bins = generation.precompute_for(lm, lm.decoding_cache())
     state = lm.decoding_cache().initial_state(SHAPE["batch_size"])
-    kernels = [kernel for layer in weights for kernel in (layer.qkv, layer.o, *layer.ff[::2])]
+    kernels = [kernel for layer in weights for kernel in (*layer.qkv, layer.o, *layer.ff[::2])]
     tables = [layer.position_keys[:, : SHAPE["mem_len"] + 1] for layer in weights]
     read = [*kernels, *tables, *state.keys, *state.values, bins[0][0]]
     assert language_models.bytes_of_token(SHAPE, 4) == 4 * sum(tensor.shape.num_elements() for tensor in read)

@@ -330,12 +330,13 @@ def _(tmp_path):
     assert not Twice.found
 
 
-@hook("keras.Model._loss_tracker")
+@hook("keras.Model.metrics")
 def _(tmp_path):
-    """It is the only metric of a model that was compiled without metrics."""
-    model = Bare()  # whose `compile` has made it
-    (metric,) = model.metrics
-    assert metric is model._loss_tracker and metric.name == "loss"
+    """Keras's own metric is the first one, before those of a user's attributes."""
+    model = Bare()  # which is compiled
+    model.own = keras.metrics.Mean("own")
+    first, second = model.metrics
+    assert first.name == "loss" and second is model.own
 
 
 @hook("keras.Model._default_save_signature")
@@ -539,6 +540,13 @@ def _(tmp_path):
 def _(tmp_path):
     found = tf.raw_ops.InplaceUpdate(x=tf.zeros([3, 1]), i=[2, 0], v=[[5.0], [7.0]])
     np.testing.assert_array_equal(found, [[7], [0], [5]])
+
+
+@hook("tf.raw_ops.BatchMatMulV3")
+def _(tmp_path):
+    a, b = tf.random.normal([2, 3, 1, 4]), tf.random.normal([2, 3, 5, 4])
+    found = tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=tf.float32, adj_y=True)
+    np.testing.assert_allclose(found, np.einsum("abij,abkj->abik", a, b), atol=1e-5)
 
 
 @hook("tf.raw_ops.DeepCopy")

@@ -252,15 +252,15 @@ def refuse_taken_names(
     decides what is reported, and there is no error.
 
     Args:
-        model: the model.
+        model: the model. If it was not compiled, Keras raises an error later.
         library_metrics: the metrics of the library among the attributes.
         names: names of the logs.
     """
     if is_overridden(model, "metrics"):
         return
-    library_ids = {id(metric) for metric in (model._loss_tracker, *library_metrics)}
+    library_ids = {id(metric) for metric in library_metrics}
     keras_metrics: Any = keras.Model.metrics  # the models of this library have a property of their own
-    for metric in keras_metrics.fget(model):
+    for metric in keras_metrics.fget(model)[1:]:  # the first one is Keras's own "loss"
         if metric.name in names and id(metric) not in library_ids:
             allowed = f"other names than {', '.join(names)}"
             message = (

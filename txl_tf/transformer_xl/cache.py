@@ -17,7 +17,7 @@ token that begins a document, the keys and values before it are overwritten befo
 
 With `static_shapes`, for XLA, all segments have T tokens, and K is a multiple of T (`whole_segments`). So a segment is
 written to the ring as one slice. All rows of the batch attend at once. Without `static_shapes`, one row attends after
-the other, which is faster on a CPU.
+the other, which is faster on a CPU; if each of many rows has a single query, they attend at once, too.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      M: mem_len      K: M + max_segment

@@ -17,14 +17,10 @@ from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_distance
 
-# Attention is written out in the graph for each row of a batch up to this size, so rows attend at the same time. Larger
-# or unknown batches use a loop.
+# A segment of known length is read again and again: up to this many rows of a batch are written out in its graph.
 MAX_UNROLLED_ROWS = 16
-# If the length of the segment is unknown, it is a prompt, which is read once. Then a loop, whose graph TensorFlow makes
-# in a third of the time, saves more than it costs.
-MAX_UNROLLED_PROMPTS = 4
-# If every row has a single query, more rows than this attend at once. Fewer rows attend one by one, because the cores
-# then compute different heads.
+# Of other segments, which are prompts and single tokens, more rows than this are computed in a loop: TensorFlow makes its
+# graph in a third of the time. The loop computes this many rows at the same time.
 FEW_ROWS = 4
 
 
@@ -142,18 +138,22 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
     Returns:
         `[B, H, T, D]`.
     """
-    batch = q.shape[0]
-    most = MAX_UNROLLED_ROWS if q.shape[2] is not None else MAX_UNROLLED_PROMPTS
+    batch, _, length, _ = q.shape
+    most = FEW_ROWS if length in (None, 1) else MAX_UNROLLED_ROWS
     if batch is not None and batch <= most:
         return tf.stack([attend_row(b) for b in range(batch)])
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
-    return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=1)
+    return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=FEW_ROWS)
 
 
 def at_once(q: Tensor) -> bool:
-    """Whether rows with the queries `q` `[B, H, T, D]` attend at once, see `RowsFirst`, and not by `row_by_row`."""
-    has_few_rows = q.shape[0] is not None and q.shape[0] <= FEW_ROWS
-    return q.shape[2] == 1 and not has_few_rows and watched() is None
+    """Whether rows with the queries `q` `[B, H, T, D]` attend at once, see `RowsFirst`, and not by `row_by_row`.
+
+    They do if many rows have a single query each. The rows of a small batch do not, because the cores compute different
+    heads of a row at the same time.
+    """
+    batch, _, length, _ = q.shape
+    return length == 1 and (batch is None or batch > FEW_ROWS) and watched() is None
 
 
 def zero_keys(network: Any, batch_size: Size, klen: Size) -> tuple[Any, ...]:

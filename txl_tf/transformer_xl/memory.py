@@ -51,7 +51,7 @@ class HiddenStates:
     ) -> Tensor:
         """Calls `block` of `txl_tf.equations.attention` once, with all rows and queries.
 
-        `RingOfLayer.attend` calls it for some of the queries of one row at a time.
+        `RingOfLayer.attend` may call it for some of the queries of one row at a time.
 
         `self.places` are the positions of the keys, and which of the keys a query sees.
         """

@@ -123,7 +123,7 @@ def attend_ring(
     """Attends from the queries of one segment to a ring of cached keys and values.
 
     It takes one block of queries and, without `static_shapes`, one row of the batch at a time. So the scores stay in
-    the CPU's cache.
+    the CPU's cache. If each of many rows has a single query, it takes all rows at once.
 
     Args:
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
