@@ -250,16 +250,15 @@ def test_cached_segments_of_any_length_are_those_of_the_network(positions, optio
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"pre_lnorm": True, "reset_token": END}, {"dtype": "mixed_bfloat16"}, {"dtype": "float64", "n_head": 3}],
+    "positions, options",
+    [(name, {"pre_lnorm": True, "reset_token": END, "n_head": 3}) for name in RINGS]
+    + [(name, {"pre_lnorm": True}) for name in WINDOWS]
+    + [("relative", {"dtype": "float64"}), ("alibi", {"dtype": "mixed_bfloat16"})],
     ids=str,
 )
-@pytest.mark.parametrize("positions", SCHEMES)
 def test_many_rows_read_a_token_at_once_as_few_rows_do_one_by_one(positions, options, eager):
-    if positions in WINDOWS:
-        options = {**options, "mem_len": 0, "context_len": 5}
-        options.pop("reset_token", None)
-    lm = make(positions, **options)
+    window = {"mem_len": 0, "context_len": 5} if positions in WINDOWS else {}
+    lm = make(positions, **options, **window)
     text = words(6, 9, borders=[(3, 7), (), (0,), (5,), (), (6,)])
 
     def read(rows):

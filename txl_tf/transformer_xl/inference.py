@@ -19,8 +19,8 @@ from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_dista
 
 # A segment of known length is read again and again: up to this many rows of a batch are written out in its graph.
 MAX_UNROLLED_ROWS = 16
-# Of other segments, which are prompts and single tokens, more rows than this are computed in a loop: TensorFlow makes its
-# graph in a third of the time. The loop computes this many rows at the same time.
+# Of other segments, which are prompts and single tokens, more rows than this are computed in a loop: TensorFlow makes
+# its graph in a third of the time. The loop computes this many rows at the same time.
 FEW_ROWS = 4
 
 
@@ -140,7 +140,7 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
     """
     batch, _, length, _ = q.shape
     most = FEW_ROWS if length in (None, 1) else MAX_UNROLLED_ROWS
-    if batch is not None and batch <= most:
+    if batch is not None and (batch <= most or tf.executing_eagerly()):
         return tf.stack([attend_row(b) for b in range(batch)])
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
     return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=FEW_ROWS)
