@@ -21,6 +21,7 @@ OPERATIONS = {
     "project_heads": ([[2, 4, 6], [6, 18]], [3, 2]),
     "project_output": ([[2, 3, 4, 5], [10, 6]], []),
     "head_matmul": ([[2, 1, 4], [2, 4, 5]], []),
+    "query_matmul": ([[2, 3, 1, 4], [2, 3, 4, 5]], []),
     "masked_softmax": ([[2, 3, 4, 32]], [VISIBLE]),
     "pairwise_scores": ([[2, 2, 4, 3], [6, 2, 3]], [INDEX]),
     "embedding_lookup": ([[5, 3]], [IDS]),

@@ -246,17 +246,38 @@ def test_cached_segments_of_any_length_are_those_of_the_network(positions, optio
     if blocks:  # queries in blocks, rows in a loop
         monkeypatch.setattr(ring, "QUERY_BLOCK", 2)
         monkeypatch.setattr(inference, "MAX_UNROLLED_ROWS", 1)
+        monkeypatch.setattr(inference, "FEW_ROWS", 1)
     assert_cached_segments_are_those_of(make(positions, **options).network)
+
+
+@register_positions("shifted_relative")
+class ShiftedRelative(Relative):
+    """Adds numbers to what the relative scheme returns, which may be a list with the scores of each head."""
+
+    def scores(self, q, places):
+        return tf.convert_to_tensor(super().scores(q, places)) + tf.cast(places.distances(q) % 3, q.dtype)
+
+
+@register_positions("listed_alibi")
+class ListedAlibi(Alibi):
+    """Slopes depend on the query. Returns a list with the scores of each head for a single query."""
+
+    def scores(self, q, places):
+        scores = super().scores(q, places)
+        scores = scores[:, None] if len(q.shape) == 4 else scores
+        scores *= tf.reduce_sum(q, -1, keepdims=True)
+        return tf.unstack(scores) if q.shape[-2] == 1 else scores
 
 
 @pytest.mark.parametrize(
     "positions, options",
-    [(name, {"pre_lnorm": True, "reset_token": END, "n_head": 3}) for name in RINGS]
+    [("shifted_relative", {}), ("listed_alibi", {})]
+    + [(name, {"pre_lnorm": True, "reset_token": END, "n_head": 3}) for name in RINGS]
     + [(name, {"pre_lnorm": True}) for name in WINDOWS]
     + [("relative", {"dtype": "float64"}), ("alibi", {"dtype": "mixed_bfloat16"})],
     ids=str,
 )
-def test_many_rows_read_a_token_at_once_as_few_rows_do_one_by_one(positions, options, eager):
+def test_many_rows_read_a_token_at_once_as_few_rows_do_one_by_one(positions, options, monkeypatch, eager):
     window = {"mem_len": 0, "context_len": 5} if positions in WINDOWS else {}
     lm = make(positions, **options, **window)
     text = words(6, 9, borders=[(3, 7), (), (0,), (5,), (), (6,)])
@@ -273,6 +294,7 @@ def test_many_rows_read_a_token_at_once_as_few_rows_do_one_by_one(positions, opt
         return np.stack(outputs)
 
     few = np.concatenate([read(slice(0, 3)), read(slice(3, 6))], 1)
+    monkeypatch.setattr(inference, "FEW_ROWS", 1)
     tolerance = {"float64": 1e-12, "mixed_bfloat16": 0.1}.get(lm.dtype_policy.name, 1e-5)
     np.testing.assert_allclose(read(slice(0, 6)), few, atol=tolerance)
 

@@ -295,6 +295,7 @@ def test_cached_segments_of_any_length_are_those_of_the_network(pair, options, b
     if blocks:  # queries in blocks, rows in a loop
         monkeypatch.setattr(ring, "QUERY_BLOCK", 2)
         monkeypatch.setattr(inference, "MAX_UNROLLED_ROWS", 1)
+        monkeypatch.setattr(inference, "FEW_ROWS", 1)
     network = pair(**options)[0].network
     text = rows(34, [(0, 6, 8, 9, 17), (5, 11, 12, 19, 22, 33), (7,), ()])
     weights, state, mems = precompute(network, 6), writable_copy(initial_state(network, 4, 6)), None

@@ -207,7 +207,10 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
     seen = watched()
 
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
-        """Attention of some queries to the keys at `places`: `[H, ..., T, D]`."""
+        """Attention of some queries to the keys at `places`: `[H, ..., T, D]`.
+
+        Content queries, keys and values may be `RowsFirst`, see `attend`.
+        """
         if seen is not None:
             seen.parts.append((q, k, places))
         if zero_q is None:

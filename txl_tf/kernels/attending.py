@@ -7,7 +7,7 @@ The families differ only in `position_scores`. They come from `shifted_scores` o
 distances, or from `pairwise_scores`, which uses one vector for every pair of query and key.
 
 Heads are the first axis: with `[H, B * T, D]`, the position scores of a head are one matrix product for the whole
-batch. `[B, H, T, D]` would need one product for every row of the batch.
+batch. `[B, H, T, D]` would need one product for every row of the batch. The exception is `RowsFirst`.
 
 Shapes:
     B: batch        T: tgt_len, the queries        K: keys        H: heads        D: d_head
@@ -63,7 +63,7 @@ def attend(
     Args:
         q: `[H, ..., T, D]`, queries.
         k, v: `[H, ..., K, D]`, keys and values. `q`, `k` and `v` may also be `RowsFirst`. Then position scores are
-            heads first, too, `visible` is rows first, and the other arguments must have their defaults.
+            still heads first, but `visible` is rows first; the last three arguments must have their defaults.
         position_scores: `[H, ..., T, K]`, see `shifted_scores` and `pairwise_scores`; or `[H, T, K]`, the same for all
             rows of the batch; or `None`. For a single query, also a list with one tensor for each head.
         visible: bool, true where a query sees a key; `[T, K]` or another shape that broadcasts to `[H, ..., T, K]`.
@@ -84,7 +84,7 @@ def attend(
     """
     if isinstance(q, RowsFirst):
         q, position_scores = _scaled(q.tensor, position_scores, scale)
-        return _attend_rows_first(q, k.tensor, v.tensor, position_scores, visible)
+        return _attend_rows_first(q, k.tensor, v.tensor, position_scores, visible, dropatt, dropout_key)
     needs_no_probs = dropout_key is None and content is None and not zero_keys and watched() is None
     if needs_no_probs and ops.takes_one_query(q, visible):
         q, position_scores = _scaled(q, position_scores, scale)
@@ -101,25 +101,30 @@ def attend(
     return output if added is None else output + added
 
 
-def _attend_rows_first(q: Tensor, k: Tensor, v: Tensor, position_scores: Any, visible: Tensor | None) -> Any:
+def _attend_rows_first(
+    q: Tensor, k: Tensor, v: Tensor, position_scores: Any, visible: Tensor | None, dropatt: float, dropout_key: Any
+) -> Any:
     """`attend` for a single query in each row, see `RowsFirst`.
 
     Args:
         q: `[B, H, 1, D]`.
         k, v: `[B, H, K, D]`.
-        position_scores: as in `attend`, heads first; a list has `[B, K]` for each head.
+        position_scores: heads first, as in `attend`.
         visible: broadcasts to `[B, H, 1, K]`.
+        dropatt, dropout_key: as in `attend`.
 
     Returns:
         `[B, H, 1, D]`.
     """
     if isinstance(position_scores, list):
-        position_scores = tf.stack(position_scores, 1)[:, :, None]  # [B, H, 1, K]
+        # From `[B, 1, K]` of each head to `[B, H, 1, K]`, or from `[1, K]` of each head to `[H, 1, K]`.
+        position_scores = tf.stack(position_scores, len(position_scores[0].shape) - 2)
     elif position_scores is not None and len(position_scores.shape) == 4:
         position_scores = tf.transpose(position_scores, [1, 0, 2, 3])
     scores = ops.seen_scores(visible, ops.query_matmul(q, k, transpose_b=True), position_scores)
     exp: Any = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
-    return ops.query_matmul(tf.cast(exp / tf.reduce_sum(exp, -1, keepdims=True), v.dtype), v)
+    probs = tf.cast(exp / tf.reduce_sum(exp, -1, keepdims=True), v.dtype)
+    return ops.query_matmul(dropout(probs, dropatt, dropout_key), v)
 
 
 def _scaled(q: Tensor, position_scores: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:

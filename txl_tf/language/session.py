@@ -40,14 +40,16 @@ from txl_tf.nn.settings import add_user
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.inference import writable_copy
 
-# The first `write` of a session computes up to this many tokens without a graph. To make the graph takes longer.
+# If the first `write` of a session and its copies is for at most this many tokens, it needs no graph. To make the graph
+# takes longer.
 EAGER_TOKENS = 4
 
 
 class _CompiledLater:
     """Computes `function` without a graph in the first call, and by a graph in later ones.
 
-    To make a graph takes about a second, and the first call is often the only one.
+    To make a graph takes about a second, and the first call is often the only one. The results of both are equal up to
+    rounding.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

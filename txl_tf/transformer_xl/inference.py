@@ -17,11 +17,12 @@ from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_distance
 
-# A segment of known length is read again and again: up to this many rows of a batch are written out in its graph.
+# The graph of a segment of 2 to 255 tokens contains up to this many rows of a batch, which attend at the same time.
 MAX_UNROLLED_ROWS = 16
-# Of other segments, which are prompts and single tokens, more rows than this are computed in a loop: TensorFlow makes
-# its graph in a third of the time. The loop computes this many rows at the same time.
+# The graph of another segment (a single token, or a long or unknown length) contains up to this many rows. More rows
+# use a loop: TensorFlow makes its graph in a third of the time, and it is about as fast.
 FEW_ROWS = 4
+LONG_SEGMENT = 256
 
 
 class LayerWeights(NamedTuple):
@@ -139,18 +140,18 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
         `[B, H, T, D]`.
     """
     batch, _, length, _ = q.shape
-    most = FEW_ROWS if length in (None, 1) else MAX_UNROLLED_ROWS
-    if batch is not None and (batch <= most or tf.executing_eagerly()):
+    is_short = length is not None and 1 < length < LONG_SEGMENT
+    if batch is not None and batch <= (MAX_UNROLLED_ROWS if is_short else FEW_ROWS):
         return tf.stack([attend_row(b) for b in range(batch)])
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
-    return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=FEW_ROWS)
+    return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=1)
 
 
 def at_once(q: Tensor) -> bool:
     """Whether rows with the queries `q` `[B, H, T, D]` attend at once, see `RowsFirst`, and not by `row_by_row`.
 
-    They do if many rows have a single query each. The rows of a small batch do not, because the cores compute different
-    heads of a row at the same time.
+    They do if many rows, or an unknown number of rows, have a single query each. The rows of a small batch do not,
+    because the cores compute different heads of a row at the same time.
     """
     batch, _, length, _ = q.shape
     return length == 1 and (batch is None or batch > FEW_ROWS) and watched() is None

@@ -107,10 +107,12 @@ class RingPlaces(NamedTuple):
         """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`.
 
         If `r` is a list, for a single query, the result is a list with the scores of each head: `[1, K]`; or for
-        queries `[H, B, 1, D]`, `[B, K]`.
+        queries `[H, B, 1, D]`, `[B, 1, K]`.
         """
         if isinstance(self.r, list):
-            return products_of_heads(q if len(q.shape) == 3 else tf.squeeze(q, 2), self.r, transpose_b=True)
+            if len(q.shape) == 3:
+                return products_of_heads(q, self.r, transpose_b=True)
+            return [scores[:, None] for scores in products_of_heads(tf.squeeze(q, 2), self.r, transpose_b=True)]
         tgt_len = shape_of(q)[-2]
         klen = shape_of(self.r)[1] - tgt_len
         return shifted_scores(q, self.r, first=tgt_len - 1)[..., :klen]
