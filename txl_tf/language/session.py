@@ -154,8 +154,9 @@ class Session:
         """Samples the next tokens, and reads them.
 
         `generate` describes the arguments. `repetition_window` counts the tokens that were read and written. With the
-        same seed, writing 4 tokens twice gives the same text as writing 8. A stop string may begin in one call and end
-        in the next. Stop strings need a `batch_size` of 1. `with_nll` also returns the nll of the new tokens.
+        same seed, writing 4 tokens twice gives the same text as writing 8, unless rounding decides between two tokens.
+        A stop string may begin in one call and end in the next. Stop strings need a `batch_size` of 1. `with_nll` also
+        returns the nll of the new tokens.
 
         Returns:
             `(tokens, nll)`: int32 `[batch_size, m]`; and float32 (float64 if the model's dtype is) `[batch_size, m]` in
