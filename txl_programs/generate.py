@@ -172,7 +172,7 @@ class Writer:
             started = time.perf_counter()
             step = min(WRITTEN_AT_ONCE if self.written else 1, number)
             tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
-            if self.written > 1:
+            if self.written > 1:  # neither the first token nor the call that compiles the graph
                 self.seconds += time.perf_counter() - started
                 self.timed += tokens.shape[1]
             self.written += tokens.shape[1]

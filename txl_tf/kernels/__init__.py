@@ -39,7 +39,6 @@ query_matmul = _chosen.query_matmul
 relu_layer = _chosen.relu_layer
 residual_norm = _chosen.residual_norm
 rms_norm = plain.rms_norm
-seen_scores = plain.seen_scores
 takes_one_query = _chosen.takes_one_query
 
 # The docstring of the plain version describes the operation. The one of the fast version follows it.

@@ -121,9 +121,7 @@ def _attend_rows_first(
         position_scores = tf.stack(position_scores, len(position_scores[0].shape) - 2)
     elif position_scores is not None and len(position_scores.shape) == 4:
         position_scores = tf.transpose(position_scores, [1, 0, 2, 3])
-    scores = ops.seen_scores(visible, ops.query_matmul(q, k, transpose_b=True), position_scores)
-    exp: Any = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
-    probs = tf.cast(exp / tf.reduce_sum(exp, -1, keepdims=True), v.dtype)
+    probs = ops.masked_softmax(ops.query_matmul(q, k, transpose_b=True), visible, position_scores)
     return ops.query_matmul(dropout(probs, dropatt, dropout_key), v)
 
 

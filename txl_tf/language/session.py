@@ -40,8 +40,8 @@ from txl_tf.nn.settings import add_user
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.inference import writable_copy
 
-# If the first `write` of a session and its copies is for at most this many tokens, it needs no graph. To make the graph
-# takes longer.
+# The first `write` of a session and its copies uses no graph if it is for at most this many tokens: to make the graph
+# would take longer.
 EAGER_TOKENS = 4
 
 
@@ -57,11 +57,11 @@ class _CompiledLater:
         self._graph = tf.function(function, reduce_retracing=True, autograph=False)
         self._is_first = True
 
-    def function(self, is_short: bool = True) -> Callable[..., Any]:
-        """The function for the next call. If this is the first and not a short one, a graph takes less time."""
-        eager = self._is_first and is_short
+    def __call__(self, *args: Any, is_short: bool = True) -> Any:
+        """Calls the function. If the first call is not a short one, it uses a graph, too, which takes less time."""
+        compute = self._eager if self._is_first and is_short else self._graph
         self._is_first = False
-        return self._eager if eager else self._graph
+        return compute(*args)
 
 
 class Session:
@@ -139,7 +139,7 @@ class Session:
         if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
             raise tensor_error("tokens", tokens, allowed)
         check_ids("tokens", tokens, self.lm.network.n_token)
-        nll, self._text = self._read.function()(tf.constant(tokens, tf.int32), self._text)
+        nll, self._text = self._read(tf.constant(tokens, tf.int32), self._text)
         nll = nll.numpy()
         if self._empty:
             nll[:, 0] = np.nan
@@ -180,8 +180,7 @@ class Session:
             raise ParameterError("stop_strings", stop_strings, "None in a session of several rows", message)
         stops = stops._replace(tail=tail_of(stops, self._written))
         options = check_sampling(self.batch_size, **sampling)
-        write = self._write.function(is_short=max_new_tokens <= EAGER_TOKENS)
-        written, nll = write(
+        written, nll = self._write(
             self._precomputed,
             self._text,
             tf.constant(self._drawn),
@@ -189,6 +188,7 @@ class Session:
             options,
             stops,
             with_nll,
+            is_short=max_new_tokens <= EAGER_TOKENS,
         )
         length = int(written.lengths[0])
         self._text = written.state
