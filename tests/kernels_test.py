@@ -17,6 +17,7 @@ TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "bfloat16": 2**-5}
 
 # name: (shapes of the tensors, arguments after them)
 OPERATIONS = {
+    "project": ([[2, 4, 6], [6, 8]], []),
     "add_bias": ([[8, 6], [6]], []),
     "project_heads": ([[2, 4, 6], [6, 18]], [3, 2]),
     "project_output": ([[2, 3, 4, 5], [10, 6]], []),
@@ -74,6 +75,18 @@ def test_fast_operations_are_the_plain_ones(name, dtype, size, monkeypatch):
         assert found.dtype == like.dtype and found.shape == like.shape
         scale = np.abs(wanted).max()
         np.testing.assert_allclose(tf.cast(found, tf.float64), wanted, rtol=0, atol=TOLERANCE[dtype] * scale)
+
+
+@pytest.mark.parametrize("kernel", [[6, 1024], [1024, 6], [6, 1000], [1024, 1024]], ids=str)
+def test_projections_with_avx2_are_the_plain_ones(kernel, monkeypatch):
+    monkeypatch.setattr(fusion, "FEWEST", 1)
+    monkeypatch.setattr(cpu, "_has_only_avx2", lambda: True)
+    rng = np.random.default_rng(4)
+    for rows in ([3, 7], [2, 1]):  # few rows take another operation
+        tensors = [tf.constant(rng.normal(size=shape), tf.float32) for shape in ([*rows, kernel[0]], kernel)]
+        expected, actual = (values_and_gradients(module, "project", tensors, []) for module in (plain, cpu))
+        for found, wanted in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -216,21 +216,33 @@ def run_of(tmp_path, final=None, **training):
     return found[0]
 
 
-def test_a_run_chooses_parts_only_while_the_threads_can_be_set(monkeypatch, tmp_path):
-    set_to = []
+@pytest.fixture
+def two_cores(monkeypatch):
+    """A machine of two cores, whose threads can be set. Returns the numbers of parts for which they are set."""
+    set_for = []
     monkeypatch.setattr(threads, "FEWEST_TOKENS", 0)
     monkeypatch.setattr(threads, "cores", lambda: 2)
-    monkeypatch.setattr(threads, "set_threads", set_to.append)
+    monkeypatch.setattr(threads, "set_threads", set_for.append)
     monkeypatch.setattr(threads, "can_set_threads", lambda: True)
+    return set_for
+
+
+def test_a_run_chooses_parts_and_sets_the_threads(two_cores, tmp_path):
     assert run_of(tmp_path / "chosen") == 2
     assert run_of(tmp_path / "given", parallel_parts=4) == 4
-    assert set_to == [2, 4]
+    assert two_cores == [2, 4]
+
+
+def test_a_run_has_the_parts_of_the_threads_if_they_cannot_be_set(two_cores, monkeypatch, tmp_path):
     monkeypatch.setattr(threads, "can_set_threads", lambda: False)
     assert run_of(tmp_path / "late") == 1
     monkeypatch.setattr(threads, "_set_for", 2)  # by an earlier run of this process
     assert run_of(tmp_path / "second") == 2
     assert run_of(tmp_path / "late_and_given", parallel_parts=2) == 2
-    assert set_to == [2, 4]
+    assert two_cores == []
+
+
+def test_parts_that_a_run_cannot_have_are_an_error(two_cores, tmp_path):
     with raises_parameter("parallel_parts", 2, limit="1"):
         run_of(tmp_path / "xla", parallel_parts=2, jit_compile=True)
     with raises_parameter("parallel_parts", 4, limit="2"):
@@ -239,9 +251,8 @@ def test_a_run_chooses_parts_only_while_the_threads_can_be_set(monkeypatch, tmp_
         run_of(tmp_path / "rows", parallel_parts=3)
 
 
-def test_an_evaluation_chooses_parts(monkeypatch, tmp_path):
+def test_an_evaluation_chooses_parts(tmp_path, request):
     run_of(tmp_path)
-    chosen = []
 
     def evaluated(**evaluation):
         sizes = {"tgt_len": 8, "eval_batch_size": 4}
@@ -249,10 +260,7 @@ def test_an_evaluation_chooses_parts(monkeypatch, tmp_path):
         return nll
 
     expected = evaluated()
-    monkeypatch.setattr(threads, "FEWEST_TOKENS", 0)
-    monkeypatch.setattr(threads, "cores", lambda: 2)
-    monkeypatch.setattr(threads, "set_threads", chosen.append)
-    monkeypatch.setattr(threads, "can_set_threads", lambda: True)
+    chosen = request.getfixturevalue("two_cores")
     assert evaluated() == pytest.approx(expected, rel=1e-5)
     assert evaluated(parallel_parts=4) == pytest.approx(expected, rel=1e-5)
     evaluated(eval_batch_size=1)

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from helpers import ROOT, raises_parameter
 
+from txl_config.environment import processor_flags
 from txl_tf import set_matmul_precision
 from txl_tf.kernels.precision import VARIABLE, matmul, rounds
-from txl_tf.training.distribution import processor_flags
 
 CAN_ROUND = "amx_bf16" in processor_flags() and not {"TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA"} & set(os.environ)
 IN_A_NEW_PROCESS = """

@@ -35,6 +35,8 @@ from txl_tf.config import (
     TrainingConfig,
 )
 
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+
 
 @pytest.fixture
 def verbosity(monkeypatch):
@@ -166,11 +168,25 @@ def test_the_notes_of_tensorflow_s_import_are_left_out_and_nothing_else(monkeypa
     monkeypatch.delitem(sys.modules, "tensorflow")
     monkeypatch.setattr(program.importlib, "import_module", import_module)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    monkeypatch.setenv(ONEDNN, "1")
     program._import_tensorflow()
     assert capfd.readouterr().err == "E0000 an error\nsomething of tensorflow\n"
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # all of it
     program._import_tensorflow()
     assert capfd.readouterr().err == f"{notes}E0000 an error\nsomething of tensorflow\n"
+
+
+@pytest.mark.parametrize("given, used", [(None, "1"), ("0", "0"), ("1", "1")])
+def test_programs_compute_with_onednn_unless_the_environment_says_otherwise(monkeypatch, given, used):
+    seen = []
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    # TensorFlow reads the variable when it is imported.
+    monkeypatch.setattr(program.importlib, "import_module", lambda name: seen.append(os.environ[ONEDNN]))
+    monkeypatch.setenv(ONEDNN, given or "")  # so that the variable is as before after the test
+    if given is None:
+        monkeypatch.delenv(ONEDNN)
+    program._import_tensorflow()
+    assert seen == [used]
 
 
 def test_a_hidden_package_is_as_one_that_is_not_installed_and_comes_back(monkeypatch):

@@ -136,9 +136,10 @@ from benchmarking.scaling import measure, scale, scale_length
 from benchmarking.tables import describe, print_summary, print_table, rows_of, summary_of, take_turns
 from benchmarking.work import Calls
 
+from txl_config.environment import processor_flags
 from txl_config.errors import ParameterError
 from txl_tf.files import check_writable
-from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
+from txl_tf.training.distribution import BFLOAT16_UNITS
 
 # ----------------------------------------------------------------------------------------------------------- modes
 

@@ -1,4 +1,4 @@
-"""Checks of the environment: installed packages, Keras's backend, servers that listen, pipes in place of files."""
+"""The environment: the processor, installed packages, Keras's backend, servers that listen, pipes in place of files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
     # A mere folder of that name, such as wandb's logs, has no origin.
     return spec is not None and spec.origin is not None
+
+
+def processor_flags() -> set[str]:
+    """All words in Linux's `/proc/cpuinfo`, with the processor's features among them; empty on other systems."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return set(file.read().split())
+    except FileNotFoundError:
+        return set()
 
 
 def is_pipe(path: str | os.PathLike[str]) -> bool:

@@ -180,8 +180,8 @@ def _write_out(data: bytes) -> None:
 def _import_tensorflow() -> None:
     """Imports TensorFlow, without the notes on the processor and CUDA that it writes to the standard error.
 
-    With TF_CPP_MIN_LOG_LEVEL=0, the notes appear. Ends the program with one line if the environment names another
-    backend for Keras.
+    With TF_CPP_MIN_LOG_LEVEL=0, the notes appear. TensorFlow computes with oneDNN, unless TF_ENABLE_ONEDNN_OPTS is set.
+    Ends the program with one line if the environment names another backend for Keras.
     """
     try:
         check_backend()
@@ -189,6 +189,8 @@ def _import_tensorflow() -> None:
         sys.exit(f"{program_name()}: {error}")
     if "tensorflow" in sys.modules:
         return
+    # On processors without AVX512, TensorFlow leaves oneDNN off, but training is up to twice as fast with it.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
     gc.disable()  # the objects of an import stay, so garbage collection during it only takes time
     with _hidden("IPython", "matplotlib", "pandas"), without_notes(_NOTE) if quiet else contextlib.nullcontext():

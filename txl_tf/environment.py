@@ -1,4 +1,4 @@
-"""Checks of the environment: installed packages, Keras's backend, servers that listen, pipes in place of files.
+"""The environment: the processor, installed packages, Keras's backend, servers that listen, pipes in place of files.
 
 Programs need these functions before they import TensorFlow, so `txl_config` defines them.
 """
@@ -10,11 +10,12 @@ from txl_config.environment import (
     is_address,
     is_installed,
     is_pipe,
+    processor_flags,
     too_old,
     wait_for_all,
 )
 
 __all__ = [
-    "check_backend", "check_listens", "check_versions", "is_address", "is_installed", "is_pipe", "too_old",
-    "wait_for_all",
+    "check_backend", "check_listens", "check_versions", "is_address", "is_installed", "is_pipe", "processor_flags",
+    "too_old", "wait_for_all",
 ]  # fmt: skip

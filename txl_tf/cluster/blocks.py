@@ -106,11 +106,15 @@ def _be_quiet(ray: ModuleType) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment variables by which workers can import this package; none if it is installed in site-packages."""
+    """Environment variables of the workers: they compute with or without oneDNN, as this process does.
+
+    If this package is not installed in site-packages, `PYTHONPATH` tells the workers where it is.
+    """
+    variables = {name: os.environ[name] for name in ["TF_ENABLE_ONEDNN_OPTS"] if name in os.environ}
     folder = str(Path(__file__).parents[2])
-    if "site-packages" in folder:
-        return {}
-    return {"PYTHONPATH": os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    if "site-packages" not in folder:
+        variables["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return variables
 
 
 class _Worker:

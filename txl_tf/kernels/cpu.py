@@ -8,24 +8,86 @@ Shapes:
     B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.environment import processor_flags
 from txl_tf.kernels import plain
 from txl_tf.kernels.dropout import NO_DROP, Drop, dropout, scale_of_kept
 from txl_tf.kernels.dtypes import at_least_float32, is_half, scalar, wide_dtype
 from txl_tf.kernels.fusion import fused, only_cpus, pays
 from txl_tf.kernels.gradients import custom_gradient
-from txl_tf.kernels.plain import join_heads, mask_penalty, project, seen_scores
+from txl_tf.kernels.plain import join_heads, mask_penalty, seen_scores
 from txl_tf.kernels.precision import matmul
 from txl_tf.kernels.shapes import Tensor, shape_of
 
 # `_softmax_in_half_precision` keeps this many running maxima, so the number of keys must be a multiple of it.
 _LANES = 32
+# With AVX2, `query_matmul` multiplies up to this many rows with a kernel faster than `tf.matmul` does.
+_FEW_ROWS = 16
 
 # ------------------------------------------------------------------------------------------------------- projections
+
+
+def project(x: Tensor, kernel: Tensor) -> Any:
+    """On processors without AVX512, few rows take another operation, and some gradients are computed in blocks."""
+    rows = tf.reshape(x, [-1, kernel.shape[0]])
+    n_rows = rows.shape[0]
+    if n_rows is not None and n_rows <= _FEW_ROWS and _has_only_avx2() and only_cpus():
+        return query_matmul(rows, kernel)
+    if not pays([n_rows, max(kernel.shape)]) or not _gradient_takes_blocks(kernel):
+        return matmul(rows, kernel)
+
+    @custom_gradient
+    def product(rows: Tensor, kernel: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        """The product, and a function that returns its gradients."""
+
+        def grad(upstream: Tensor) -> Any:
+            return matmul(upstream, kernel, transpose_b=True), _kernel_gradient(rows, upstream)
+
+        return matmul(rows, kernel), grad
+
+    return product(rows, kernel)
+
+
+def _gradient_takes_blocks(kernel: Tensor) -> bool:
+    """Whether the gradient of a kernel `[E, F]` is computed faster in blocks.
+
+    If a product has few rows or columns, oneDNN does not copy its factors to a better order. Then, with AVX2, it takes
+    half as long again if the rows of a factor are a multiple of 4 KB apart: the L1 cache has few places for the numbers
+    of a column.
+    """
+    rows, columns = kernel.shape
+    without_copies = 1 / rows + 1 / columns > 0.0038  # oneDNN's rule for AVX2, `nocopy_checker_avx2`
+    return without_copies and max(rows, columns) % 1024 == 0 and kernel.dtype == tf.float32 and _has_only_avx2()
+
+
+@functools.cache
+def _has_only_avx2() -> bool:
+    """Whether the processor has AVX2, but not AVX512."""
+    return "avx2" in processor_flags() and "avx512f" not in processor_flags()
+
+
+def _kernel_gradient(rows: Tensor, upstream: Tensor) -> Any:
+    """The gradient of a kernel `[E, F]`, in blocks of its longer side.
+
+    Args:
+        rows: `[n, E]`, what the kernel was multiplied with.
+        upstream: `[n, F]`, the gradient of the product.
+    """
+    shape = [rows.shape[1], upstream.shape[1]]
+    if shape[0] > shape[1]:
+        return tf.reshape(tf.matmul(_column_blocks(rows), upstream[None], transpose_a=True), shape)
+    blocks = tf.matmul(rows[None], _column_blocks(upstream), transpose_a=True)  # [F / 256, E, 256]
+    return tf.reshape(tf.transpose(blocks, [1, 0, 2]), shape)
+
+
+def _column_blocks(x: Tensor) -> Any:
+    """The blocks of 256 columns of `x` `[n, width]`: `[width / 256, n, 256]`."""
+    return tf.transpose(tf.reshape(x, [x.shape[0], -1, 256]), [1, 0, 2])
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Any:
@@ -112,7 +174,7 @@ def products_of_heads(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = F
 
 
 def query_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
-    """In float32, uses an operation that TensorFlow does not give to oneDNN, which multiplies single rows slowly."""
+    """In float32, uses an operation that TensorFlow does not give to oneDNN, which multiplies few rows slowly."""
     if a.dtype != tf.float32:
         return tf.matmul(a, b, transpose_b=transpose_b)
     return tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=tf.float32, adj_y=transpose_b)

@@ -18,13 +18,14 @@ from txl_tf.data.text.encoding import encode_files
 from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.environment import processor_flags
 from txl_tf.errors import ParameterError
 from txl_tf.files import check_writable, same_path
 from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import check_left_out
-from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs, processor_flags
+from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
 
 logger = logging.getLogger("txl_tf")
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batching import prefetched
-from txl_tf.environment import check_listens, is_address, wait_for_all
+from txl_tf.environment import check_listens, is_address, processor_flags, wait_for_all
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import reason
 from txl_tf.training import slurm
@@ -151,15 +151,6 @@ def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> 
     else:
         choice = "bfloat16" if processor_flags().intersection(BFLOAT16_UNITS) else "float32"
     return list(PRECISIONS)[broadcast_from_chief(strategy, list(PRECISIONS).index(choice))]
-
-
-def processor_flags() -> set[str]:
-    """All words in Linux's `/proc/cpuinfo`, with the processor's features among them; empty on other systems."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return set(file.read().split())
-    except FileNotFoundError:
-        return set()
 
 
 def _workers(required: bool) -> list[str]:
