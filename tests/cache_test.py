@@ -72,8 +72,10 @@ def test_half_precision_is_as_close_as_the_uncached_network(small_lm):
         assert 0 < error < 1.5 * np.abs(tf.cast(uncached, tf.float32) - expected).mean()
 
 
-def test_queries_in_blocks_and_rows_in_a_loop_change_nothing(small_lm, monkeypatch):
+@pytest.mark.parametrize("at_a_time", [1, 2])
+def test_queries_in_blocks_and_rows_in_a_loop_change_nothing(small_lm, monkeypatch, at_a_time):
     network = small_lm(mem_len=4).network
+    monkeypatch.setattr(ring, "operations_at_a_time", lambda: at_a_time)
     monkeypatch.setattr(ring, "QUERY_BLOCK", 4)
     monkeypatch.setattr(inference, "MAX_UNROLLED_ROWS", 1)
     weights, state, mems = precompute(network, 11), initial_state(network, 3, 11), network.initial_mems(3)

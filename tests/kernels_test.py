@@ -81,6 +81,7 @@ def test_fast_operations_are_the_plain_ones(name, dtype, size, monkeypatch):
 def test_projections_with_avx2_are_the_plain_ones(kernel, monkeypatch):
     monkeypatch.setattr(fusion, "FEWEST", 1)
     monkeypatch.setattr(cpu, "_has_only_avx2", lambda: True)
+    monkeypatch.setattr(cpu, "operations_at_a_time", lambda: 1)
     rng = np.random.default_rng(4)
     for rows in ([3, 7], [2, 1]):  # few rows take another operation
         tensors = [tf.constant(rng.normal(size=shape), tf.float32) for shape in ([*rows, kernel[0]], kernel)]

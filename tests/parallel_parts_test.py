@@ -274,6 +274,16 @@ def test_an_evaluation_chooses_parts(tmp_path, request):
         evaluated(parallel_parts=3)
 
 
+@pytest.mark.parametrize("cores, set_for", [(1, []), (2, [2]), (3, [])])
+def test_a_few_texts_have_one_thread_for_each_operation_on_two_cores(two_cores, monkeypatch, cores, set_for):
+    monkeypatch.setattr(threads, "cores", lambda: cores)
+    threads.set_threads_for_few_texts()
+    assert two_cores == set_for
+    monkeypatch.setattr(threads, "can_set_threads", lambda: False)
+    threads.set_threads_for_few_texts()
+    assert two_cores == set_for
+
+
 IN_NEW_PROCESS = """
 import sys
 import tensorflow as tf
@@ -301,6 +311,13 @@ def test_a_run_in_a_new_process_sets_the_threads(tmp_path):
     body = "from parallel_parts_test import run_of\nprint(run_of(Path({})))".format
     assert output_of(body(repr(str(tmp_path / "free")))) == ["2", "2", "1"]
     assert output_of(body(repr(str(tmp_path / "set"))), TF_NUM_INTEROP_THREADS="2")[0] == "1"
+
+
+@SLOW
+@pytest.mark.parametrize("parts, operations", [(1, 1), (2, 2), (3, 2)])
+def test_as_many_operations_as_parts_run_at_a_time_but_not_more_than_cores(parts, operations):
+    body = "from txl_tf.kernels.threads import operations_at_a_time as found\nthreads.set_threads({})\nprint(found())"
+    assert output_of(body.format(parts))[0] == str(operations)
 
 
 @SLOW

@@ -120,9 +120,13 @@ from txl_tf.language.text_generator import (
     encode_prompt,
 )
 from txl_tf.runs.folder import RunFolder
+from txl_tf.training.threads import set_threads_for_few_texts
 
 READ_AT_ONCE = 512  # tokens of a prompt per call: prompts of any length need one graph
-WRITTEN_AT_ONCE = 4  # tokens that are generated before they are printed
+# Tokens that are generated before they are printed: those of `WRITTEN_SECONDS`, but not fewer and not more than these.
+# Every call of the model takes as long as several tokens.
+WRITTEN_AT_ONCE = 4, 64
+WRITTEN_SECONDS = 0.1
 
 
 class Writer:
@@ -170,7 +174,7 @@ class Writer:
         """
         while number > 0:
             started = time.perf_counter()
-            step = min(WRITTEN_AT_ONCE if self.written else 1, number)
+            step = min(self.at_once(), number)
             tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
             if self.written > 1:  # neither the first token nor the call that compiles the graph
                 self.seconds += time.perf_counter() - started
@@ -181,6 +185,14 @@ class Writer:
             if self.session.ended:
                 break
         print_text(self.stream.end() + ("" if FLAGS.verbose else "\n"))
+
+    def at_once(self):
+        """The number of tokens to generate before they are printed. The text does not depend on it."""
+        if not self.written:
+            return 1
+        fewest, most = WRITTEN_AT_ONCE
+        per_second = self.timed / self.seconds if self.timed else 0
+        return min(max(int(per_second * WRITTEN_SECONDS), fewest), most)
 
     def write_samples(self, number, seeds):
         """Prints a text of up to `number` new tokens for each seed. Each text continues the prompts that were read.
@@ -466,6 +478,6 @@ def answer_typed(writer):
 
 
 if __name__ == "__main__":
-    # The operations for one token depend on each other: more threads would only wait.
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    if FLAGS.input is None:
+        set_threads_for_few_texts()
     run(main)

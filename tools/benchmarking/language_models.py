@@ -125,6 +125,8 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
     if parts > 1 and not jit_compile and hasattr(txl_tf, "set_threads"):  # an older checkout does not have it
         txl_tf.set_threads(parts)
         options["parallel_parts"] = parts
+    if mode == "generation":
+        set_threads_for(shape["batch_size"])
     if matmul_precision:
         txl_tf.set_matmul_precision(matmul_precision)
     lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype, recompute=recompute)
@@ -143,6 +145,14 @@ def parallel_parts(mode, shape):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     divisors = [parts for parts in range(1, min(cores, 8) + 1) if shape["batch_size"] % parts == 0]
     return max(divisors, key=lambda parts: (parts * (cores // parts), parts))
+
+
+def set_threads_for(n_texts):
+    """Sets TensorFlow's threads as generate.py does if it generates this many texts at a time."""
+    from txl_tf.training import threads
+
+    if n_texts <= 4 and hasattr(threads, "set_threads_for_few_texts"):  # an older checkout does not have it
+        threads.set_threads_for_few_texts()
 
 
 def multiplying_work(shape, dtype):
@@ -227,6 +237,7 @@ def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
     """
     import txl_tf
 
+    set_threads_for(rows)
     lm = txl_tf.TransformerXLLM(**model_arguments(shape))
     prompts = np.random.default_rng(0).integers(shape["n_token"], size=[rows, prompt])
     return Calls(lambda: lm.generate(prompts, max_new_tokens=tokens or shape["tgt_len"], seed=0, **sampling).numpy())
@@ -240,6 +251,7 @@ def continuing_work(shape, dtype="float32", read=1):
     import txl_tf
     from txl_tf.language.session import Session
 
+    set_threads_for(shape["batch_size"])
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], read], int))
     return Calls(lambda: session.write(shape["tgt_len"]))

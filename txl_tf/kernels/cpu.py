@@ -23,10 +23,11 @@ from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.plain import join_heads, mask_penalty, seen_scores
 from txl_tf.kernels.precision import matmul
 from txl_tf.kernels.shapes import Tensor, shape_of
+from txl_tf.kernels.threads import operations_at_a_time
 
 # `_softmax_in_half_precision` keeps this many running maxima, so the number of keys must be a multiple of it.
 _LANES = 32
-# With AVX2, `query_matmul` multiplies up to this many rows with a kernel faster than `tf.matmul` does.
+# Up to this many rows are multiplied with a kernel by `query_matmul`, if that is faster, see `_takes_query_matmul`.
 _FEW_ROWS = 16
 
 # ------------------------------------------------------------------------------------------------------- projections
@@ -36,7 +37,7 @@ def project(x: Tensor, kernel: Tensor) -> Any:
     """On processors without AVX512, few rows take another operation, and some gradients are computed in blocks."""
     rows = tf.reshape(x, [-1, kernel.shape[0]])
     n_rows = rows.shape[0]
-    if n_rows is not None and n_rows <= _FEW_ROWS and _has_only_avx2() and only_cpus():
+    if n_rows is not None and n_rows <= _FEW_ROWS and _takes_query_matmul():
         return query_matmul(rows, kernel)
     if not pays([n_rows, max(kernel.shape)]) or not _gradient_takes_blocks(kernel):
         return matmul(rows, kernel)
@@ -51,6 +52,14 @@ def project(x: Tensor, kernel: Tensor) -> Any:
         return matmul(rows, kernel), grad
 
     return product(rows, kernel)
+
+
+def _takes_query_matmul() -> bool:
+    """Whether `query_matmul` multiplies few rows with a kernel faster than `tf.matmul` does.
+
+    It does with AVX2, but only if several threads work together on an operation.
+    """
+    return _has_only_avx2() and only_cpus() and operations_at_a_time() == 1
 
 
 def _gradient_takes_blocks(kernel: Tensor) -> bool:

@@ -25,6 +25,7 @@ from txl_tf.equations import shifted_scores
 from txl_tf.kernels import products_of_heads
 from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.kernels.threads import operations_at_a_time
 from txl_tf.transformer_xl.inference import at_once, row_by_row
 
 # The number of queries that attend at a time. It limits the memory for a long prompt, and does not change the results.
@@ -124,8 +125,9 @@ def attend_ring(
 ) -> Any:  # fmt: skip
     """Attends from the queries of one segment to a ring of cached keys and values.
 
-    It takes one block of queries and, without `static_shapes`, one row of the batch at a time. So the scores stay in
-    the CPU's cache. If each of many rows has a single query, it takes all rows at once.
+    It takes one block of queries (with one thread for each operation, as many blocks as there are threads) and, without
+    `static_shapes`, one row of the batch at a time. So the scores stay in the CPU's cache. If each of many rows has a
+    single query, it takes all rows at once.
 
     Args:
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
@@ -163,7 +165,9 @@ def attend_ring(
 
     shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
     spec = tf.TensorSpec(shape, content_q.dtype)
-    blocks = tf.map_fn(attend_from, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
+    starts = tf.range(0, tgt_len, size)
+    at_a_time = operations_at_a_time()
+    blocks = tf.map_fn(attend_from, starts, fn_output_signature=spec, parallel_iterations=at_a_time)
     attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, size, D]
     all_queries: Any = tf.reshape(attn_vec, [batch, n_head, shape_of(blocks)[0] * size, d_head])
     return all_queries[:, :, :tgt_len]
