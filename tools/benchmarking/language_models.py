@@ -59,7 +59,7 @@ def contestants(mode, jit=False):
         options[ROUNDED] = {"matmul_precision": "bfloat16"}
     if mode == "training":
         options["txl_tf float32 recompute"] = {"recompute": True}
-    if mode in ("training", "evaluation"):
+    if mode in ("training", "evaluation", "generation"):
         options[ONE_PART] = {"parts": 1}
     makers = {REFERENCE: functools.partial(reference_work, mode)}
     makers |= {name: functools.partial(library_work, mode, **arguments) for name, arguments in options.items()}
@@ -125,8 +125,6 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
     if parts > 1 and not jit_compile and hasattr(txl_tf, "set_threads"):  # an older checkout does not have it
         txl_tf.set_threads(parts)
         options["parallel_parts"] = parts
-    if mode == "generation":
-        set_threads_for(shape["batch_size"])
     if matmul_precision:
         txl_tf.set_matmul_precision(matmul_precision)
     lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype, recompute=recompute)
@@ -138,21 +136,18 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
 
 
 def parallel_parts(mode, shape):
-    """The number of parts of a batch that train.py would choose, see --parallel_parts."""
+    """The number of parts of a batch that train.py would choose, see --parallel_parts.
+
+    In the mode "generation", it is the number for which generate.py sets the threads.
+    """
     # In the modes of the softmax, there are too many weights: gradients of two parts take too long.
-    if mode == "generation" or mode.startswith("softmax"):
+    if mode.startswith("softmax"):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if mode == "generation":
+        return 2 if cores == 2 and shape["batch_size"] <= 4 else 1
     divisors = [parts for parts in range(1, min(cores, 8) + 1) if shape["batch_size"] % parts == 0]
     return max(divisors, key=lambda parts: (parts * (cores // parts), parts))
-
-
-def set_threads_for(n_texts):
-    """Sets TensorFlow's threads as generate.py does if it generates this many texts at a time."""
-    from txl_tf.training import threads
-
-    if n_texts <= 4 and hasattr(threads, "set_threads_for_few_texts"):  # an older checkout does not have it
-        threads.set_threads_for_few_texts()
 
 
 def multiplying_work(shape, dtype):
@@ -237,21 +232,23 @@ def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
     """
     import txl_tf
 
-    set_threads_for(rows)
+    if parallel_parts("generation", {"batch_size": rows}) == 2:
+        txl_tf.set_threads(2)
     lm = txl_tf.TransformerXLLM(**model_arguments(shape))
     prompts = np.random.default_rng(0).integers(shape["n_token"], size=[rows, prompt])
     return Calls(lambda: lm.generate(prompts, max_new_tokens=tokens or shape["tgt_len"], seed=0, **sampling).numpy())
 
 
-def continuing_work(shape, dtype="float32", read=1):
+def continuing_work(shape, dtype="float32", read=1, parts=None):
     """Generates `tgt_len` tokens at a time after a text of `read` tokens. A session reads the text only once.
 
-    `Session` is not a public name, so older checkouts may not have it.
+    `Session` is not a public name, so older checkouts may not have it. `parts` is as in `library_work`.
     """
     import txl_tf
     from txl_tf.language.session import Session
 
-    set_threads_for(shape["batch_size"])
+    if (parts or parallel_parts("generation", shape)) == 2:
+        txl_tf.set_threads(2)
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], read], int))
     return Calls(lambda: session.write(shape["tgt_len"]))

@@ -77,7 +77,7 @@ def scale_length(mode, shape, makers, segments):
     for name in list(makers)[1:]:
         dtype = "mixed_bfloat16" if "bfloat16" in name else "float32"
         continuing = mode == "generation"
-        work = language_models.continuing_work(shape, dtype) if continuing else makers[name](shape)
+        work = language_models.continuing_work(shape, dtype, parts=1) if continuing else makers[name](shape)
         work.once()
         seconds = np.diff(work.ends(lambda ends: len(ends) > segments))
         costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]
