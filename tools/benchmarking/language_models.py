@@ -122,8 +122,7 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
 
     options = {"jit_compile": jit_compile}
     parts = parts or parallel_parts(mode, shape)
-    if parts > 1 and not jit_compile and hasattr(txl_tf, "set_threads"):  # an older checkout does not have it
-        txl_tf.set_threads(parts)
+    if not jit_compile and set_threads(parts):
         options["parallel_parts"] = parts
     if matmul_precision:
         txl_tf.set_matmul_precision(matmul_precision)
@@ -133,6 +132,16 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
         return Calls(lambda: lm.generate(tokens[:, :1], max_new_tokens=shape["tgt_len"], seed=0).numpy())
     lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000), **options)
     return Steps(lm, repeated([(tokens, labels)]), evaluation=mode == "evaluation")
+
+
+def set_threads(parts):
+    """Sets TensorFlow's threads for several parts. Returns false for 1 part, and if the checkout is too old."""
+    import txl_tf
+
+    can = parts > 1 and hasattr(txl_tf, "set_threads")
+    if can:
+        txl_tf.set_threads(parts)
+    return can
 
 
 def parallel_parts(mode, shape):
@@ -232,8 +241,7 @@ def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
     """
     import txl_tf
 
-    if parallel_parts("generation", {"batch_size": rows}) == 2:
-        txl_tf.set_threads(2)
+    set_threads(parallel_parts("generation", {"batch_size": rows}))
     lm = txl_tf.TransformerXLLM(**model_arguments(shape))
     prompts = np.random.default_rng(0).integers(shape["n_token"], size=[rows, prompt])
     return Calls(lambda: lm.generate(prompts, max_new_tokens=tokens or shape["tgt_len"], seed=0, **sampling).numpy())
@@ -247,8 +255,7 @@ def continuing_work(shape, dtype="float32", read=1, parts=None):
     import txl_tf
     from txl_tf.language.session import Session
 
-    if (parts or parallel_parts("generation", shape)) == 2:
-        txl_tf.set_threads(2)
+    set_threads(parts or parallel_parts("generation", shape))
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], read], int))
     return Calls(lambda: session.write(shape["tgt_len"]))

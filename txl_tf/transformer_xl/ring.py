@@ -125,9 +125,9 @@ def attend_ring(
 ) -> Any:  # fmt: skip
     """Attends from the queries of one segment to a ring of cached keys and values.
 
-    It takes one block of queries (with one thread for each operation, as many blocks as there are threads) and, without
-    `static_shapes`, one row of the batch at a time. So the scores stay in the CPU's cache. If each of many rows has a
-    single query, it takes all rows at once.
+    It takes one block of queries and, without `static_shapes`, one row of the batch at a time. So the scores stay in
+    the CPU's cache. After `set_threads`, it takes one block for each of the `operations_at_a_time`. If each of many
+    rows has a single query, it takes all rows at once.
 
     Args:
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
