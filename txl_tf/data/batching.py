@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -111,6 +112,7 @@ class EpochBatches:
         example = self.batch(start)
         dimensions = [array.ndim for array in tf.nest.flatten(example)]
 
+        @functools.partial(tf.function, autograph=False)  # `map` would convert its code first, which takes time
         def read(step):
             """Reads the batch of a step, as tensors in the structure of the example."""
             arrays = tf.numpy_function(

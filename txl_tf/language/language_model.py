@@ -592,7 +592,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
-    @compiled_method(reduce_retracing=True)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _score(
         self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, weights: Tensor | None = None,
         **padding: Tensor,
@@ -607,7 +607,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         nll = self.nll_of(outputs, tf.where(weights > 0, labels, 0))
         return nll * tf.cast(weights, nll.dtype), new_mems
 
-    @compiled_method(reduce_retracing=True)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _log_probs(self, tokens: Tensor, mems: Any) -> Any:
         """The graph of `log_probs`."""
         return self(tokens, mems)

@@ -9,6 +9,7 @@ Shapes:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -107,6 +108,7 @@ class Segments:
         read_columns = self._column_reader(rows, n_column)
         is_one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0  # whether all segments have T tokens
 
+        @functools.partial(tf.function, autograph=False)  # `map` would convert its code first, which takes time
         def segment(i):
             """Segment i of all rows: `(tokens, labels)`, int32 `[rows, T]` each, or shorter at the end of the rows."""
             begin = i % self._n_batch * tgt_len

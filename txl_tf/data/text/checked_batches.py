@@ -150,6 +150,7 @@ def check_batches(
     else:
         form = functools.partial(_with_weights, always=weighs == "always")
 
+    @functools.partial(tf.function, autograph=False)  # `map` would convert its code first, which takes time
     def checked(tokens: Any, *others: Any) -> Any:
         """Adds the checks to the graph of a batch. Returns the batch in a form of this module."""
         if not isinstance(tokens, dict):
