@@ -12,7 +12,7 @@ every strategy of `tf.distribute`.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
 from txl_tf.kernels.shapes import Tensor, shape_of
+from txl_tf.kernels.threads import at_the_same_time
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import is_overridden, takes_by_position
 from txl_tf.training.optimization import global_norm
@@ -370,13 +371,3 @@ def side_by_side(step: Step, parts: int) -> Step:
         return tf.add_n(sums), gradients, [tf.concat(of_parts, 0) for of_parts in zip(*new_mems, strict=True)]
 
     return all_parts
-
-
-def at_the_same_time(compute: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """`[compute(*a) for a in arguments]`. TensorFlow runs the calls at the same time, except in eager mode.
-
-    In a graph, `compute` is traced only once, so all arguments must have the same shapes.
-    """
-    if not tf.executing_eagerly():
-        compute = tf.function(compute, autograph=False)
-    return [compute(*of_call) for of_call in arguments]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_tf.equations import project_distances
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.kernels.threads import at_the_same_time
 from txl_tf.kernels.watching import watched
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
@@ -143,7 +144,9 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
     batch, _, length, _ = q.shape
     is_short = length is not None and 1 < length < LONG_SEGMENT
     if batch is not None and batch <= (MAX_UNROLLED_ROWS if is_short else FEW_ROWS):
-        return tf.stack([attend_row(b) for b in range(batch)])
+        if batch == 1 or watched() is not None:  # `watching` needs tensors of this graph, not of a function's
+            return tf.stack([attend_row(b) for b in range(batch)])
+        return tf.stack(at_the_same_time(attend_row, [(tf.constant(b),) for b in range(batch)]))
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
     return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=1)
 
