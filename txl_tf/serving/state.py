@@ -64,7 +64,7 @@ class ServedMemory:
         """Hidden states `[B, T, d_model]` of whole texts, read as one segment after an empty memory."""
         network = self.network
         rows, length = tf.unstack(tf.shape(tokens))
-        state = initial_state(network, rows, length)
+        state = initial_state(network, rows, length, first_slot=network.mem_len)
         return cached_forward(network, precompute(network, length), tokens, state, model=self.model)[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -68,18 +68,20 @@ def whole_segments(mem_len: int, tgt_len: Size) -> Any:
 # -------------------------------------------------------------------------------------------------------------- state
 
 
-def initial_state(network: Any, batch_size: Size, max_segment: Size = 1) -> CachedState:
+def initial_state(network: Any, batch_size: Size, max_segment: Size = 1, first_slot: int = 0) -> CachedState:
     """The state before the first segment: zero memories of full length, to which queries attend.
 
     Args:
         network: `TransformerXL`.
         batch_size: int or int scalar tensor.
         max_segment: int or int scalar tensor, the maximum number of tokens in a segment.
+        first_slot: the slot of the first token. With `mem_len`, a segment of `max_segment` tokens follows the memory
+            without going round the ring, so the blocks of `attend_ring` take fewer slots.
     """
     keys = zero_keys(network, batch_size, network.mem_len + max_segment)
     values = zero_keys(network, batch_size, network.mem_len + max_segment)
     count = tf.zeros([batch_size], tf.int32) if network.scheme.turns else ()
-    return CachedState(keys, values, tf.constant(0), count)
+    return CachedState(keys, values, tf.constant(first_slot), count)
 
 
 def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:

@@ -88,7 +88,7 @@ class MemoryCache(DecodingCache):
             )
             return hidden[:, -1], state
 
-        state = initial_state(network, batch, max_segment)
+        state = initial_state(network, batch, max_segment, first_slot=0 if static_shapes else network.mem_len)
         if segment is None:
             hidden, state = read_piece(prompt, lengths, state)
         else:

@@ -12,7 +12,8 @@ Keys and values never move. The position keys move instead: from each query to t
 shift by one slot. They repeat with period K, so a rotated table of position keys is a slice of a longer table.
 
 Shapes:
-    B: batch      T: tgt_len      H: n_head      D: d_head      K: slots
+    B: batch      T: tgt_len      H: n_head      D: d_head
+    K: slots      S: the slots among which some queries look for keys, all K or fewer
 """
 
 from collections.abc import Callable
@@ -88,16 +89,16 @@ def eraser(last: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool 
 
 
 class RingPlaces(NamedTuple):
-    """`Places` of the keys in a ring, for a block of queries."""
+    """`Places` of the keys in consecutive slots of a ring, for a block of queries."""
 
-    klen: Size  # K
-    r: Any  # [H, K + T, D], see `_rotated`; for a single query a list of H tensors [K, D]; `None` without a table
-    first_slot: Tensor  # int32 scalar, the slot of the first query
+    klen: Size  # S
+    r: Any  # [H, S + T, D], see `_rotated`; for a single query a list of H tensors [S, D]; `None` without a table
+    first_slot: Tensor  # int32 scalar, the slot of the first query, counted from the first of the S slots
     visible: Tensor | None = None  # as in `Places`
     special: dict[str, Any] = {}  # as in `Places`
 
     def distances(self, q: Tensor) -> Any:
-        """The distance from every query to every key, int32 `[T, K]`.
+        """The distance from every query to every key, int32 `[T, S]`.
 
         Distances are never negative: the keys in a query's future count as the oldest keys.
         """
@@ -105,10 +106,10 @@ class RingPlaces(NamedTuple):
         return (self.first_slot + query[:, None] - tf.range(self.klen)) % self.klen
 
     def scores_by_distance(self, q: Tensor) -> Any:
-        """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`.
+        """Products of queries with the row of `r` for the distance of each key: `[H, T, S]`.
 
-        If `r` is a list, for a single query, the result is a list with the scores of each head: `[1, K]`; or for
-        queries `[H, B, 1, D]`, `[B, 1, K]`.
+        If `r` is a list, for a single query, the result is a list with the scores of each head: `[1, S]`; or for
+        queries `[H, B, 1, D]`, `[B, 1, S]`.
         """
         if isinstance(self.r, list):
             if len(q.shape) == 3:
@@ -126,8 +127,9 @@ def attend_ring(
     """Attends from the queries of one segment to a ring of cached keys and values.
 
     It takes one block of queries and, without `static_shapes`, one row of the batch at a time. So the scores stay in
-    the CPU's cache. After `set_threads`, it takes one block for each of the `operations_at_a_time`. If each of many
-    rows has a single query, it takes all rows at once.
+    the CPU's cache. After `set_threads`, it takes one block for each of the `operations_at_a_time`. A block takes only
+    the slots that its queries see, if these are consecutive. If each of many rows has a single query, it takes all rows
+    at once.
 
     Args:
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
@@ -161,6 +163,7 @@ def attend_ring(
             (first_slot + start) % shape_of(keys)[2],
             None if max_distance is None else tf.gather(max_distance, query, axis=-1),
             None if zero_beyond is None else tf.gather(zero_beyond, query, axis=-1), static_shapes,
+            selects=not static_shapes and max_distance is not None,
         )  # fmt: skip
 
     shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
@@ -173,21 +176,43 @@ def attend_ring(
     return all_queries[:, :, :tgt_len]
 
 
+def _seen_slots(first_slot: Tensor, max_distance: Tensor, slots: Size) -> tuple[Any, Any]:
+    """`(begin, S)`: consecutive queries see only the S slots from `begin` on; all K if these would not be consecutive.
+
+    Args:
+        first_slot: int scalar tensor, the slot of the first query.
+        max_distance: int `[T]` or `[B, T]`, see `attend_ring`.
+        slots: K.
+    """
+    query: Any = tf.range(tf.shape(max_distance)[-1])
+    begin: Any = first_slot - tf.reduce_max(max_distance - query)
+    end = first_slot + tf.size(query)
+    are_consecutive = (begin >= 0) & (end <= slots)
+    return tf.where(are_consecutive, begin, 0), tf.where(are_consecutive, end - begin, slots)
+
+
 def _attend_block(
     block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Any,
     first_slot: Tensor, max_distance: Tensor | None, zero_beyond: Tensor | None, static_shapes: bool,
+    selects: bool = False,
 ) -> Any:  # fmt: skip
-    """Attends to the ring from one block of queries. The arguments are those of `attend_ring`, for these queries."""
+    """Attends to the ring from one block of queries. The arguments are those of `attend_ring`, for these queries.
+
+    With `selects`, it takes only the slots that the queries see, if these are consecutive.
+    """
     tgt_len = shape_of(content_q)[2]
-    klen = shape_of(keys)[2]
+    slots = shape_of(keys)[2]
+    begin, klen = _seen_slots(first_slot, max_distance, slots) if selects else (0, slots)
+    first_slot = first_slot - begin
     if r is not None:
-        r = _rotated(r, first_slot, tgt_len, klen, by_head=content_q.shape[2] == 1 and not static_shapes)
+        by_head = content_q.shape[2] == 1 and not static_shapes
+        r = _rotated(r, first_slot, tgt_len, klen, slots, by_head)
     places = RingPlaces(klen, r, first_slot)
     if max_distance is not None:
-        distance = places.distances(content_q)  # [T, K]
-        places = places._replace(visible=distance <= max_distance[..., None])  # [T, K] or [B, T, K]
+        distance = places.distances(content_q)  # [T, S]
+        places = places._replace(visible=distance <= max_distance[..., None])  # [T, S] or [B, T, S]
         if zero_beyond is not None:
-            content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, K]
+            content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, S]
             places = places._replace(special={"content": content})
 
     def swapped(x: Tensor) -> Any:
@@ -207,7 +232,10 @@ def _attend_block(
             visible=visible if visible is None or len(visible.shape) == 2 else visible[b],
             special={name: value[b] for name, value in places.special.items()},
         )
-        return block(content_q[b], position_q[b], keys[b], values[b], of_row)
+        k, v = keys[b], values[b]
+        if selects:
+            k, v = (tf.slice(ring, [0, begin, 0], [-1, klen, -1]) for ring in (k, v))
+        return block(content_q[b], position_q[b], k, v, of_row)
 
     return row_by_row(attend_row, content_q)
 
@@ -224,7 +252,7 @@ def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
     return tf.concat([r_k, r_k, r_k[:, :max_segment]], 1)
 
 
-def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Size, by_head: bool) -> Any:
+def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Size, slots: Size, by_head: bool) -> Any:
     """The position keys in the order of the slots.
 
     Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of the result belongs to the distance
@@ -234,13 +262,14 @@ def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Siz
         position_keys: from `ring_positions`, `[H, 2 * K + max_segment, D]`.
         first_slot: slot of the first query.
         tgt_len: T, number of queries.
-        klen: K, number of slots.
+        klen: S.
+        slots: K.
         by_head: whether to return a list, see below.
 
     Returns:
-        `[H, K + T, D]`; or if `by_head`, for a single query, a list of H tensors `[K, D]`.
+        `[H, S + T, D]`; or if `by_head`, for a single query, a list of H tensors `[S, D]`.
     """
-    start = (klen - tgt_len - first_slot) % klen
+    start = (slots - tgt_len - first_slot) % slots
     if by_head:
         return [tf.slice(table, [start, 0], [klen, -1]) for table in tf.unstack(position_keys)]
     return tf.slice(position_keys, [0, start, 0], [-1, klen + tgt_len, -1])
