@@ -40,6 +40,7 @@ from tensorflow.python.util import tf_stack  # noqa: E402
 _stack = tf_stack.extract_stack()
 tf_stack.extract_stack = lambda stacklevel=1: _stack
 
+from tensorflow.python.autograph.pyct import loader as autograph_files  # noqa: E402
 from tensorflow.python.ops import gen_resource_variable_ops  # noqa: E402
 
 # TensorFlow compiles the operation that makes a variable anew for each name that is meant for a debugger.
@@ -55,6 +56,7 @@ import re  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
 from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -108,6 +110,17 @@ def other_draws(request):
 
     if offset:
         np.random.default_rng = default_rng
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_files_of_autograph():
+    """Deletes the files that AutoGraph wrote: a forked child ends without the functions of `atexit`, which do that."""
+    removals = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograph_files, "atexit", SimpleNamespace(register=removals.append))
+        yield
+    for remove in removals:
+        remove()
 
 
 @pytest.fixture(scope="module", autouse=True)
