@@ -20,8 +20,8 @@ from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_dista
 
 # The graph of a segment of several tokens, but fewer than `LONG_SEGMENT`, contains up to `MAX_UNROLLED_ROWS` rows of a
 # batch, which attend at the same time. The graph of any other segment (a single token, or a long or unknown length)
-# contains up to `FEW_ROWS`. More rows use a loop. TensorFlow makes its graph in a third of the time, and for long
-# segments the loop is about as fast.
+# contains up to `FEW_ROWS`. More rows use a loop: TensorFlow makes its graph sooner, and for long segments the loop is
+# about as fast.
 LONG_SEGMENT = 256
 MAX_UNROLLED_ROWS = 16
 FEW_ROWS = 4
