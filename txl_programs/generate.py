@@ -123,8 +123,8 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.training.threads import set_threads_for_few_texts
 
 READ_AT_ONCE = 512  # tokens of a prompt per call: prompts of any length need one graph
-# Tokens that are generated before they are printed: those of `WRITTEN_SECONDS`, but not fewer and not more than these.
-# Every call of the model takes as long as several tokens.
+# The program prints the tokens of `WRITTEN_SECONDS` at once, but at least 4 and at most 64, because each call of the
+# model takes as long as several tokens.
 WRITTEN_AT_ONCE = 4, 64
 WRITTEN_SECONDS = 0.1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -112,7 +111,6 @@ class EpochBatches:
         example = self.batch(start)
         dimensions = [array.ndim for array in tf.nest.flatten(example)]
 
-        @functools.partial(tf.function, autograph=False)  # `map` would convert its code first, which takes time
         def read(step):
             """Reads the batch of a step, as tensors in the structure of the example."""
             arrays = tf.numpy_function(
@@ -122,12 +120,17 @@ class EpochBatches:
             return tf.nest.pack_sequence_as(example, arrays)
 
         steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))  # 2**62 steps never end
-        return prefetched(steps.map(read))
+        return prefetched(mapped(steps, read))
 
 
 def shuffled(batches: list, rng: np.random.Generator | None) -> list:
     """Returns the batches in a random order; without a generator, in their own order."""
     return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
+
+
+def mapped(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+    """`dataset.map(function)`, but AutoGraph does not convert the code of the function first, which takes time."""
+    return dataset.map(tf.function(function, autograph=False))
 
 
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:

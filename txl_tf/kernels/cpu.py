@@ -27,7 +27,7 @@ from txl_tf.kernels.threads import operations_at_a_time
 
 # `_softmax_in_half_precision` keeps this many running maxima, so the number of keys must be a multiple of it.
 _LANES = 32
-# Up to this many rows are multiplied with a kernel by `query_matmul`, if that is faster, see `_takes_query_matmul`.
+# `query_matmul` multiplies up to this many rows with a kernel where it is faster, see `_takes_query_matmul`.
 _FEW_ROWS = 16
 
 # ------------------------------------------------------------------------------------------------------- projections

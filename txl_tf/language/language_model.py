@@ -328,7 +328,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         return Session(self, batch_size)
 
-    @compiled_method(autograph=False)
+    @compiled_method()
     def _generate_tokens(self, number: int, static_shapes: bool, **arguments: Any) -> Any:
         """`generate_tokens` as a graph.
 
@@ -342,7 +342,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         texts = strategy.run(write, kwargs=arguments)
         return tf.nest.map_structure(lambda per_replica: of_replicas(per_replica)[0], texts)
 
-    @compiled_method(autograph=False)
+    @compiled_method()
     def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:
         """`uniform_draws` for the first `n_tokens` tokens, as a graph."""
         return uniform_draws(seeds, 0, n_tokens)
@@ -592,7 +592,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
-    @compiled_method(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True)
     def _score(
         self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, weights: Tensor | None = None,
         **padding: Tensor,
@@ -607,25 +607,25 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         nll = self.nll_of(outputs, tf.where(weights > 0, labels, 0))
         return nll * tf.cast(weights, nll.dtype), new_mems
 
-    @compiled_method(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True)
     def _log_probs(self, tokens: Tensor, mems: Any) -> Any:
         """The graph of `log_probs`."""
         return self(tokens, mems)
 
-    @compiled_method(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True)
     def _alternatives(self, tokens: Tensor, number: Tensor, mems: Any) -> Any:
         """The graph of `alternatives`."""
         log_probs, new_mems = self(tokens, mems)
         log_probs, ids = tf.math.top_k(log_probs, number)
         return ids, log_probs, new_mems
 
-    @compiled_method(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True)
     def _attention(self, tokens: Tensor, mems: Any, padding_mask: Any) -> Any:
         """The graph of `attention`."""
         probs, new_mems = self.network.attention(tokens, mems, padding_mask)
         return at_least_float32(probs), new_mems
 
-    @compiled_method(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True)
     def _last_nll(self, tokens: Tensor, labels: Tensor) -> Any:
         """The nll of `labels`, int `[B, S]`, the tokens that follow the last S of `tokens`, `[B, T]`: `[B, S]`."""
         outputs, _ = self.outputs(tokens)

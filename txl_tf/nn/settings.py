@@ -152,9 +152,11 @@ class Settings(MixedIntoLayer):
 
 
 class compiled_method:
-    """Decorator of a method: makes a `tf.function` for every instance. `Settings.drop_graphs` drops it.
+    """Decorator of a method: makes a `tf.function` for every instance, without AutoGraph.
 
-    Args: those of `tf.function`.
+    `Settings.drop_graphs` drops it.
+
+    Args: other arguments of `tf.function`.
     """
 
     method: Any
@@ -172,7 +174,7 @@ class compiled_method:
         graphs = instance.__dict__.setdefault("_graphs", {})
         name = self.method.__name__
         if name not in graphs:
-            graphs[name] = tf.function(self.method.__get__(instance), **self.options)
+            graphs[name] = tf.function(self.method.__get__(instance), autograph=False, **self.options)
         return graphs[name]
 
 

@@ -177,12 +177,14 @@ def attend_ring(
 
 
 def _seen_slots(first_slot: Tensor, max_distance: Tensor, slots: Size) -> tuple[Any, Any]:
-    """`(begin, S)`: consecutive queries see only the S slots from `begin` on; all K if these would not be consecutive.
+    """Returns `(begin, S)`: consecutive queries see only keys in the S slots from `begin` on.
+
+    If these slots go beyond an end of the ring, it returns all slots, `(0, K)`.
 
     Args:
         first_slot: int scalar tensor, the slot of the first query.
         max_distance: int `[T]` or `[B, T]`, see `attend_ring`.
-        slots: K.
+        slots: K, the number of slots in the ring.
     """
     query: Any = tf.range(tf.shape(max_distance)[-1])
     begin: Any = first_slot - tf.reduce_max(max_distance - query)
@@ -198,7 +200,7 @@ def _attend_block(
 ) -> Any:  # fmt: skip
     """Attends to the ring from one block of queries. The arguments are those of `attend_ring`, for these queries.
 
-    With `selects`, it takes only the slots that the queries see, if these are consecutive.
+    With `selects`, it takes only the slots of `_seen_slots`.
     """
     tgt_len = shape_of(content_q)[2]
     slots = shape_of(keys)[2]
@@ -262,8 +264,8 @@ def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Siz
         position_keys: from `ring_positions`, `[H, 2 * K + max_segment, D]`.
         first_slot: slot of the first query.
         tgt_len: T, number of queries.
-        klen: S.
-        slots: K.
+        klen: S, the number of slots that the queries see.
+        slots: K, the number of slots in the ring.
         by_head: whether to return a list, see below.
 
     Returns:

@@ -488,8 +488,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     # -------------------------------------------------------------------------------------------------- generation
 
     generate = beam_search.generate
-    _beam_search = compiled_method(autograph=False, reduce_retracing=True)(beam_search.beam_search)
-    _sample = compiled_method(autograph=False, reduce_retracing=True)(beam_search.sample_sequences)
+    _beam_search = compiled_method(reduce_retracing=True)(beam_search.beam_search)
+    _sample = compiled_method(reduce_retracing=True)(beam_search.sample_sequences)
 
     def start_decoding(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
         """The state before the first `decode_step`.

@@ -9,7 +9,6 @@ Shapes:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ import tensorflow as tf
 
 from txl_tf.calls import checked_call, checked_init
 from txl_tf.config.checks import POSITIVE, is_integer
-from txl_tf.data.batching import prefetched
+from txl_tf.data.batching import mapped, prefetched
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import ParameterError
@@ -108,7 +107,6 @@ class Segments:
         read_columns = self._column_reader(rows, n_column)
         is_one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0  # whether all segments have T tokens
 
-        @functools.partial(tf.function, autograph=False)  # `map` would convert its code first, which takes time
         def segment(i):
             """Segment i of all rows: `(tokens, labels)`, int32 `[rows, T]` each, or shorter at the end of the rows."""
             begin = i % self._n_batch * tgt_len
@@ -119,7 +117,7 @@ class Segments:
 
         order = tf.data.Dataset.range(self.start, self._n_batch)
         order = tf.data.Dataset.counter(self.start) if self.repeat else order
-        dataset = prefetched((order if self.most is None else order.take(self.most)).map(segment))
+        dataset = prefetched(mapped(order if self.most is None else order.take(self.most), segment))
         # `element_spec` cannot say that only the last segment of an epoch is shorter.
         setattr(dataset, "tgt_len", tgt_len)  # noqa: B010 - TensorFlow's class does not declare it
         return dataset

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.batching import mapped
 from txl_tf.errors import ParameterError
 from txl_tf.nn.base import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids, id_error
@@ -150,7 +151,6 @@ def check_batches(
     else:
         form = functools.partial(_with_weights, always=weighs == "always")
 
-    @functools.partial(tf.function, autograph=False)  # `map` would convert its code first, which takes time
     def checked(tokens: Any, *others: Any) -> Any:
         """Adds the checks to the graph of a batch. Returns the batch in a form of this module."""
         if not isinstance(tokens, dict):
@@ -163,7 +163,7 @@ def check_batches(
         weights = tf.ones_like(ids, tf.float32) if weights is None else weights
         return *_padded(ids, labels, ignored, weights, tgt_len), _pad(done, False, tgt_len)
 
-    dataset = dataset.map(checked)
+    dataset = mapped(dataset, checked)
     return Batches(dataset, rows, tgt_len or usual_len, count, any_rows=any_rows)
 
 
