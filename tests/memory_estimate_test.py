@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, SMALL, make_run, mentions, program, raises_parameter, run_here, word_vocab
+from helpers import ROOT, SMALL, make_run, mentions, program, raises_parameter, run_here, word_vocab, write_splits
 
 import txl_tf
 from txl_config.memory import count_weights, training_memory
@@ -135,6 +135,14 @@ def test_a_preset_is_that_of_the_level_of_the_text(tmp_path, capsys, dataset, le
         run_here(tool, f"--dataset={dataset}", "--preset=paper", f"--level={level}")
         with raises_parameter("level", "byte", "left out"):
             run_here(tool, f"--dataset={dataset}", "--preset=paper", "--level=byte")
+
+
+def test_a_preset_of_a_prepared_text8_is_for_characters(tmp_path, capsys):
+    write_splits(tmp_path, "a b _ a\n" * 20, "a b\n", "b a\n")
+    txl_tf.prepare(data_dir=tmp_path, dataset="text8")
+    for tool in program("tools/estimate.py"):
+        run_here(tool, f"--data_dir={tmp_path}", "--preset=paper", "--level=char")
+        assert mentions(capsys.readouterr().out, 24, 512)
 
 
 def test_a_preset_is_that_of_the_level_of_a_prepared_text(tmp_path, capsys):

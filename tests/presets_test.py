@@ -4,8 +4,9 @@ import json
 import logging
 
 import pytest
-from helpers import mentions, program, run_here, write_text
+from helpers import mentions, program, run_here, write_splits, write_text
 
+import txl_tf
 from txl_programs import choosing
 from txl_tf.config import (
     EvaluationConfig,
@@ -139,6 +140,17 @@ def chosen(monkeypatch, tmp_path):
         return got["model"], got["training"], "\n".join(said)
 
     return settings
+
+
+@pytest.mark.parametrize("dataset, rows", [("text8", 24), ("wt2", 60)])
+def test_a_prepared_text_has_the_preset_of_its_tokens(tmp_path, dataset, rows):
+    """The words of text8 are characters."""
+    write_splits(tmp_path, "a b _ a\n" * 20, "a b\n", "b a\n")
+    txl_tf.prepare(data_dir=tmp_path, dataset=dataset)
+    for tool in program("train.py"):
+        tool.FLAGS(["train.py", "--model_dir=run", "--preset=paper"])
+        assert tool.choose_settings({"data_dir": str(tmp_path)}, exists=False)["train_batch_size"] == rows
+        assert tool.size_of_text({"data_dir": str(tmp_path)})[0] == ("char" if dataset == "text8" else "word")
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

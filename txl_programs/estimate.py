@@ -107,14 +107,15 @@ def level_of_text():
     Raises:
         ParameterError: --level is given, and the text has another level.
     """
+    from txl_tf.data.text.datasets import token_level
     from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 
     info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
     info = read_info(info_file) if FLAGS.data_dir and os.path.exists(info_file) else {}
     if "vocab" in info:  # not in a file of the original program
-        level, has = info["vocab"]["level"], f"the prepared data_dir {FLAGS.data_dir} has"
+        level, has = token_level(info["dataset"], info["vocab"]["level"]), f"the prepared data_dir {FLAGS.data_dir} has"
     elif FLAGS.dataset in SYMBOLS:
-        level, has = "char" if FLAGS.dataset in ("enwik8", "text8") else "word", f"dataset={FLAGS.dataset} has"
+        level, has = token_level(FLAGS.dataset, "word"), f"dataset={FLAGS.dataset} has"
     else:
         return FLAGS.level
     check_used((("level",), FLAGS.level == level, f"has no effect: {has} the level {level}"))

@@ -198,17 +198,17 @@ def size_of_text(data, vocab=None):
     """
     from txl_tf.data.inputs import has_ending
     from txl_tf.data.text.corpus import load_corpus
-    from txl_tf.data.text.datasets import check_files, make_recipe
+    from txl_tf.data.text.datasets import check_files, make_recipe, token_level
     from txl_tf.data.text.prepared_folder import size_of
 
     if data.get("data_dir"):
         corpus = load_corpus(data["data_dir"])
-        level = corpus.vocab.level
+        level = corpus.level
         n_tokens = len(corpus.splits["train"])
         return level, n_tokens * BYTES[level], n_tokens
     recipe = make_recipe(TextConfig(**data), vocab)
     check_files(recipe)
-    level = "char" if data["dataset"] in ("enwik8", "text8") else recipe.vocab_options["level"]
+    level = token_level(data["dataset"], recipe.vocab_options["level"])
     n_bytes = 0
     for path in recipe.files["train"]:
         size = size_of(path) or 0  # `check_files` has found the files

@@ -75,6 +75,11 @@ class Corpus:
     sizes: dict[str, TextSize] = dataclasses.field(default_factory=dict)
 
     @property
+    def level(self) -> str:
+        """What a token is, one of `LEVELS`. It is the vocabulary's level, but `"char"` for enwik8 and text8."""
+        return "char" if self.by_character and self.vocab.level == "word" else self.vocab.level
+
+    @property
     def vocabs(self) -> list[Vocab]:
         """A list of the one vocabulary, as other corpora have several."""
         return [self.vocab]

@@ -48,6 +48,7 @@ PAPER_DATASETS: dict[str, tuple[dict[str, Any], tuple[str, ...], list[int]]] = {
     "wt103": (_WORDS, ("train",), [20000, 40000, 200000]),
     "lm1b": ({"level": "word", "bos": "<S>", "eos": "<S>", "unk": "<UNK>"}, (), [60000, 100000, 640000]),
 }
+_CHARACTERS = ("enwik8", "text8")  # datasets of words that are characters
 
 
 @dataclasses.dataclass
@@ -375,9 +376,14 @@ def choose_cutoffs(vocab: Vocab) -> list[int]:
     return [end for end in sorted({math.ceil(end / WHOLE) * WHOLE for end in ends}) if end < len(vocab)]
 
 
+def token_level(dataset: str | None, level: str) -> str:
+    """Returns what a token is: `level`, the vocabulary's, except in enwik8 and text8, whose words are characters."""
+    return "char" if dataset in _CHARACTERS else level
+
+
 def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
-    """Whether tokens are characters or bytes: by the level, or as in enwik8 and text8, whose words are characters."""
-    return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
+    """Whether tokens are characters or bytes."""
+    return token_level(dataset, vocab.level) in ("char", "byte")
 
 
 def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
@@ -390,4 +396,4 @@ def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
 
 def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
     """Returns `sizes`; for enwik8 and text8 an empty dictionary, because their files are lists of bytes, not text."""
-    return {} if dataset in ("enwik8", "text8") else sizes
+    return {} if dataset in _CHARACTERS else sizes
