@@ -137,8 +137,8 @@ def test_a_signal_in_a_call_of_the_desk_loses_no_output(monkeypatch, number, err
 
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(get=get))
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(error):
-        _follow(Remote(desk), fit, written.append, TrainingClusterConfig(ray_workers=1), ("1 worker", True))
+    ending = _follow(Remote(desk), fit, written.append, TrainingClusterConfig(ray_workers=1), ("1 worker", True))
+    assert isinstance(ending, error)
     assert b"".join(written) == b"before the end" and desk.signal == number
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
@@ -198,6 +198,25 @@ def test_a_worker_that_is_killed_is_replaced_with_all_others(cluster, tmp_path, 
 def test_an_error_of_a_program_is_told_and_not_tried_again(cluster):
     status, errors, written = on_two_workers("if index: sys.exit('no such file')\nelse: signal.pause()")
     assert (status, errors) == (1, "no such file\n") and written.count("worker 0") <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_an_error_after_a_signal_is_told(cluster, number, error):
+    """For example, worker 1 cannot save."""
+    code = (
+        f"signal.signal({number:d}, lambda *_: sys.exit({{}}))\nprint('ready', flush=True)\nwhile True: signal.pause()"
+    )
+
+    def signal_when_ready(data):
+        if b"ready" in data:
+            signal.raise_signal(number)
+
+    config = TrainingClusterConfig(ray_workers=2)
+    program = PROGRAM.format(code.format("'the disk is full' if index else None"))
+    assert run_workers(["-c", program], config, signal_when_ready) == (1, "the disk is full\n")
+    with pytest.raises(error):
+        run_workers(["-c", PROGRAM.format(code.format(128 + number))], config, signal_when_ready)
 
 
 @pytest.mark.slow

@@ -43,8 +43,8 @@ def run_workers(
 ) -> tuple[int, str]:
     """Runs a program on the workers of a cluster, until all of them have ended.
 
-    After Ctrl-C, SIGTERM or SIGHUP, the workers get a signal, save and end. Then KeyboardInterrupt or SystemExit is
-    raised here. A second signal is raised at once.
+    After Ctrl-C, SIGTERM or SIGHUP, the workers get a signal, save and end. If all of them succeed, KeyboardInterrupt
+    or SystemExit is raised here then. A second signal is raised at once.
 
     Args:
         command: the program and its arguments, for Python. Workers run it in the working directory of this process.
@@ -92,8 +92,10 @@ def run_workers(
         )
         needed = _needed(cluster, ray.available_resources())  # before Ray Train, which takes some of them
         fit = _Thread(trainer.fit)
-        _follow(desk, fit, write, cluster, needed)
+        ending = _follow(desk, fit, write, cluster, needed)
         status, errors, lost = ray.get(desk.result.remote())
+        if ending and not status:
+            raise ending
         if fit.error and not status:
             last = lost or _why(fit.error)
             raise OSError(
@@ -139,8 +141,8 @@ class Desk:
     def ended(self, rank: int, status: int, errors: str, lost: str) -> None:
         """Records that the program of a worker has ended.
 
-        The first failure is stored, because it may have caused the others. A lost worker, or the status of a signal, is
-        no failure.
+        The first failure is stored, because it may have caused the others. A lost worker, or a program that a signal
+        killed, is no failure.
 
         Args:
             rank: rank of the worker.
@@ -208,18 +210,21 @@ class _Thread(threading.Thread):
 
 def _follow(
     desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: TrainingClusterConfig, needed: tuple[str, bool]
-) -> None:
+) -> BaseException | None:
     """Passes the output of worker 0 to `write` until `fit` ends. Logs restarts, and that workers wait for room.
 
-    A signal to this process, or an error of `write`, first ends the workers, and is raised when `fit` has ended. If no
-    program is running, it is raised at once; so is a second signal or error. A first signal does not interrupt a call
-    of the desk or of `write`, so that no output is lost.
+    A signal to this process, or an error of `write`, ends the workers. If no program is running, its exception is
+    raised at once; so is that of a second signal or error. A first signal does not interrupt a call of the desk or of
+    `write`, so that no output is lost.
 
     Args:
         desk: the actor of the class `Desk`.
         fit: the thread of Ray Train.
         write, cluster: see `run_workers`.
         needed: from `_needed`.
+
+    Returns:
+        The exception that ended the workers, or `None`.
     """
     import ray
 
@@ -252,8 +257,7 @@ def _follow(
                 if ending or not ray.get(desk.stop.remote(number)):
                     raise
                 ending = error
-    if ending or signals:
-        raise ending or signals[0]
+    return ending or (signals[0] if signals else None)
 
 
 def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[str, bool]:
@@ -348,10 +352,12 @@ def _work(config: dict) -> None:
         reader.done.wait()
     status = program.returncode
     lost = ""
-    if not sent and (status < 0 or status == WorkerGone.status):
+    if sent in (-status, status - 128):  # it ended because of the signal
+        status = 0
+    elif not sent and (status < 0 or status == WorkerGone.status):
         how = "another worker died" if status == WorkerGone.status else f"killed by {signal.Signals(-status).name}"
         lost = f"worker {rank} of {ray.train.get_context().get_world_size()} died ({how})"
-    ray.get(desk.ended.remote(rank, 0 if sent else status, "".join(errors), lost))
+    ray.get(desk.ended.remote(rank, status, "".join(errors), lost))
     if lost:
         raise OSError(lost)
 
