@@ -22,6 +22,7 @@ from txl_config.models import TOKEN_LEVELS
 from txl_config.schema import check_left_out
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
+INFO_FILE = "corpus-info.json"  # in the folder of a prepared corpus: what the corpus is
 COUNTED_LEVELS = ("word", "char", "byte")  # levels whose vocabulary comes from counts of tokens
 LEVELS = (*COUNTED_LEVELS, "subword")
 SUBWORD_TYPES = ("unigram", "bpe")

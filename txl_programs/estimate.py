@@ -29,6 +29,7 @@ from txl_config import (
     TrainingConfig,
     TransformerLMConfig,
 )
+from txl_config.data import INFO_FILE
 from txl_config.memory import training_memory
 from txl_config.presets import PRESETS
 from txl_config.training import AUTO
@@ -74,7 +75,7 @@ def vocabulary():
         ParameterError: none of them contains the size of the vocabulary, or a flag has no effect with --data_dir.
     """
     from txl_tf.data.text.datasets import PAPER_DATASETS
-    from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
+    from txl_tf.data.text.prepared_folder import read_info
 
     n_token, cutoffs = FLAGS.n_token, [int(x) for x in FLAGS.cutoffs or []]
     info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
@@ -108,7 +109,7 @@ def level_of_text():
         ParameterError: --level is given, and the text has another level.
     """
     from txl_tf.data.text.datasets import token_level
-    from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
+    from txl_tf.data.text.prepared_folder import read_info
 
     info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
     info = read_info(info_file) if FLAGS.data_dir and os.path.exists(info_file) else {}

@@ -35,6 +35,7 @@ from txl_config import (
     TrainingConfig,
     TransformerLMConfig,
 )
+from txl_config.data import INFO_FILE
 from txl_config.errors import ParameterError
 from txl_config.presets import (
     BYTES,
@@ -67,7 +68,6 @@ ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
-INFO_FILE = "corpus-info.json"  # of a prepared corpus; `txl_tf` has the name, too, but takes seconds to import
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string(
@@ -234,24 +234,12 @@ def settings_of(folder):
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
     own_text = data.get("dataset") == "text"
-    if origin and not origin.resumes:  # a new run from another run's weights: the text decides the schedule
-        training = completed(TrainingConfig, settings["training"])
-        tokens_per_step = training["train_batch_size"] * training["tgt_len"]
-        schedule = schedule_for(given_steps() or steps_for(size_of_text(data, *origin.vocabs)[-1] / tokens_per_step))
-        schedule["warmup_steps"] = schedule["train_steps"] // 10
-        settings["training"] |= schedule
-        if given_steps() is None:
-            flags = " ".join(f"--{name}={value}" for name, value in schedule.items())
-            logging.getLogger("txl_tf").info("by the size of the text: %s", flags)
-    elif not origin and data and (FLAGS.preset or own_text):
-        exists = bool(folder.steps())
-        preset = choose_settings(data, exists) if FLAGS.preset or not exists else {}
-        recorded = {"model": {}, "training": {}, **(folder.read_config() if exists else {})}
-        # Of an existing run, --preset replaces only the sizes. If they differ from the run's, `check_same_run` raises.
-        sizes = SIZES if exists else preset
-        settings["model"] = {**recorded["model"], **{name: preset[name] for name in sizes if name in preset}}
-        settings["training"] = {**preset, **recorded["training"]}
-    elif not origin and data and given_steps() is None and not folder.steps():
+    if origin:
+        if not origin.resumes:
+            settings["training"] |= schedule_of_new_text(data, origin, settings["training"])
+    elif data and (FLAGS.preset or own_text):
+        settings |= settings_of_preset(data, folder)
+    elif data and given_steps() is None and not folder.steps():
         log_defaults()
     if own_text and not is_on_tpu():  # on a TPU, the graph that generates samples would take long to compile
         level = completed(TextConfig, settings["data"])["level"]
@@ -259,6 +247,46 @@ def settings_of(folder):
     if group is TransformerLMConfig and not origin:  # mem_len of a preset is for Transformer-XL
         settings["model"].pop("mem_len", None)
     return group, settings
+
+
+def schedule_of_new_text(data, origin, training):
+    """Returns `{name: value}` of the schedule of a new run that starts from the weights of another run.
+
+    Without --train_steps, the size of the text decides the number of steps, and the function logs the schedule.
+
+    Args:
+        data: the corpus, see `data_arguments`.
+        origin: the other run, see `origin_of`.
+        training: `{name: value}` of the other run's training.
+    """
+    training = completed(TrainingConfig, training)
+    tokens_per_step = training["train_batch_size"] * training["tgt_len"]
+    steps = given_steps() or steps_for(size_of_text(data, *origin.vocabs)[-1] / tokens_per_step)
+    schedule = schedule_for(steps)
+    schedule["warmup_steps"] = schedule["train_steps"] // 10  # the optimizer starts without moments
+    if given_steps() is None:
+        as_flags = " ".join(f"--{name}={value}" for name, value in schedule.items())
+        logging.getLogger("txl_tf").info("by the size of the text: %s", as_flags)
+    return schedule
+
+
+def settings_of_preset(data, folder):
+    """Returns `{"model": ..., "training": ...}`, each with values by name, from a preset.
+
+    An existing run has its own settings. For such a run, --preset replaces only the sizes: if they differ from the
+    run's, `check_same_run` raises.
+
+    Args:
+        data: the corpus, see `data_arguments`.
+        folder: the folder of the run.
+    """
+    exists = bool(folder.steps())
+    preset = choose_settings(data, exists) if FLAGS.preset or not exists else {}
+    if not exists:
+        return {"model": dict(preset), "training": preset}
+    run = {"model": {}, "training": {}, **folder.read_config()}
+    sizes = {name: preset[name] for name in SIZES if name in preset}
+    return {"model": {**run["model"], **sizes}, "training": {**preset, **run["training"]}}
 
 
 def given_steps():

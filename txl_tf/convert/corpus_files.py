@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_config.data import INFO_FILE
 from txl_tf.config import DATASETS
 from txl_tf.convert.cache_pkl import read_cache_pkl
 from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.text.download import LM1B_VOCAB
-from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, new_files, read_info, write_files
+from txl_tf.data.text.prepared_folder import VOCAB_FILE, new_files, read_info, write_files
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import check_not_overwritten, is_remote, removed_on_error

@@ -15,10 +15,11 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from txl_config.data import INFO_FILE
 from txl_tf.config import ModelConfig
 from txl_tf.convert.corpus_files import read_corpus, written_corpus
 from txl_tf.data.subwords import vocab_file
-from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
+from txl_tf.data.text.prepared_folder import read_info
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import (

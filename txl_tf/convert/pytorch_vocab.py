@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from txl_config.data import INFO_FILE
 from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, vocab_of
 from txl_tf.convert.pickles import FileError, Named, is_text, items_with_text_keys, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
 from txl_tf.data.text.datasets import PAPER_DATASETS, SPLITS
-from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE
+from txl_tf.data.text.prepared_folder import VOCAB_FILE
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 

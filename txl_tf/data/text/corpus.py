@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from txl_config.data import INFO_FILE
 from txl_tf.config import DATASETS, TextConfig, at_least
 from txl_tf.data.subwords import load_vocab
 from txl_tf.data.text import datasets, encoding
 from txl_tf.data.text.download import fetch
 from txl_tf.data.text.portions import THIS_PROCESS
 from txl_tf.data.text.prepared_folder import (
-    INFO_FILE,
     VOCAB_FILE,
     check_free,
     check_same,

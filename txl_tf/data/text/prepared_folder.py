@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from txl_config.data import INFO_FILE
 from txl_tf.config import DATASETS, at_least, one_of
 from txl_tf.data.inputs import exists, size
 from txl_tf.data.subwords import empty_vocab, vocab_file
@@ -30,7 +31,6 @@ from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import is_remote, lock, read_json, remove, remove_leftovers, sha256, write_json
 from txl_tf.schema import check_values
 
-INFO_FILE = "corpus-info.json"
 VOCAB_FILE = "vocab.txt"
 _NEW = "prepare.tmp"  # folder of new files in the prepared folder. A remote one contains only corpus-info.json
 _TOKENS = re.compile(r"(train|valid|test)(-\d{3,})?\.npy")  # names of token files
