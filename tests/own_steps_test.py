@@ -225,7 +225,8 @@ def test_own_predict_methods_take_the_place_of_hooks_of_keras():
     def method(self, *args, **kwargs):
         return None
 
-    language_model(subclass(predict=method, predict_on_batch=method, predict_step=method))
+    lm = language_model(subclass(predict=method, predict_on_batch=method, predict_step=method))
+    assert lm.predict(None) is lm.predict_on_batch(None) is lm.predict_step(None) is None
 
 
 def test_metrics_of_one_s_own_are_reset_and_reported(dataset, plain_history):

@@ -499,7 +499,9 @@ class ClosingLoop:
 
 
 def test_a_piece_for_a_loop_that_closes_is_dropped():
-    _deliverer(ClosingLoop(), asyncio.Queue(), 0)(None)
+    pieces = asyncio.Queue()
+    _deliverer(ClosingLoop(), pieces, 0)(None)
+    assert pieces.empty()
 
 
 def test_status_and_metadata(served):
