@@ -177,10 +177,10 @@ def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
 
     The last line may have no end.
     """
-    return joined_lines(_at_any_ends(pieces) if any_end else map(_at_newlines, pieces))
+    return joined_lines(_at_any_ends(pieces) if any_end else map(_after_newlines, pieces))
 
 
-def _at_newlines(piece: bytes) -> tuple[list[bytes], bytes]:
+def _after_newlines(piece: bytes) -> tuple[list[bytes], bytes]:
     """Cuts a piece after its newlines: `(lines, rest)`, see `joined_lines`."""
     *lines, rest = piece.split(b"\n")
     return [line + b"\n" for line in lines], rest
