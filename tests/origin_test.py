@@ -306,10 +306,9 @@ def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, t
     _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--dropatt=0.3", "--train_steps=15")
     assert (model.n_layer, model.d_model, model.dropatt, model.mem_len) == (4, 192, 0.3, 96)
     assert (training.tgt_len, training.train_batch_size, training.train_steps) == (96, 2, 15)
-    assert (optimizer.learning_rate, optimizer.warmup_steps) == (2e-3, 1)
-    preset, warmup = capsys.readouterr().out.splitlines()
+    assert (training.save_steps, optimizer.learning_rate, optimizer.warmup_steps) == (3, 2e-3, 3)
+    (preset,) = capsys.readouterr().out.splitlines()
     assert mentions(preset, "tiny", "1.9 M", "2 kB", "2 cores", "--preset=base", "13.5 M")
-    assert mentions(warmup, "warmup_steps=20", "train_steps=15", "warmup_steps=1")
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert settings_of(run_dir, f"--data_path={text}", "--preset=small")[1].d_model == 256
     _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--n_layer=2", "--d_inner=60")

@@ -81,6 +81,14 @@ def test_steps_follow_the_text(n_tokens, rows, steps, lines):
     assert found["save_steps"] == steps // 4 and found["warmup_steps"] < steps
 
 
+@pytest.mark.parametrize(
+    "settings", [preset_settings("tiny", "char", 1e6, train_steps=400), pair_settings("tiny", 1e4, 1e5, 400)]
+)
+def test_checkpoints_and_warmup_fit_the_steps_that_are_given(settings):
+    assert (settings["train_steps"], settings["save_steps"], settings["iterations"]) == (400, 100, 50)
+    assert settings["warmup_steps"] == 80
+
+
 @pytest.mark.parametrize(("replicas", "rows"), [(1, [16, 13]), (2, [16, 12]), (3, [15, 12]), (32, [32, 32])])
 def test_replicas_divide_the_batches(replicas, rows):
     found = preset_settings("tiny", "char", 50_000, replicas)
@@ -169,11 +177,13 @@ def test_without_sizes_a_preset_is_chosen_and_flags_that_are_given_count(chosen)
     assert mentions(said, "tiny", "0.9") and "500 steps" in said and "300 pairs" in said and "44.0 M" in said
     model, training, said = chosen("--d_model=64", "--train_steps=70", "--batch_size=3")
     assert (model.num_layers, model.d_model, model.dff) == (2, 64, 512) and mentions(said, "d_model=64")
-    assert (training.train_steps, training.batch_size) == (70, 3) and "70 steps" in said
+    assert (training.train_steps, training.save_steps, training.batch_size) == (70, 17, 3) and "70 steps" in said
     model, training, said = chosen("--num_layers=1", "--d_model=8", "--num_heads=2", "--dff=8")
     assert (training.train_steps, training.batch_tokens) == (20_000, None) and "preset" not in said
     model, training, said = chosen("--preset=base")
     assert (model.d_model, training.train_steps) == (512, 20_000) and mentions(said, "base", "44.0")
+    said = chosen("--preset=base", "--train_steps=70")[-1]
+    assert mentions(said, "warmup_steps=1000", "train_steps=70", "warmup_steps=7")
 
 
 TASKS = {"type": "worker", "index": 0}

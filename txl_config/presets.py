@@ -78,7 +78,9 @@ def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
     return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
 
 
-def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1) -> dict[str, Any]:
+def preset_settings(
+    preset: str, level: str, n_tokens: float, replicas: int = 1, train_steps: int | None = None
+) -> dict[str, Any]:
     """Returns `{hyper-parameter: value}` for model, optimizer, training and evaluation; empty for `base`.
 
     Args:
@@ -86,6 +88,7 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
         level: one of `LEVELS`, what a token is.
         n_tokens: approximate number of tokens of the text.
         replicas: number of devices that divide a batch. The batches of `base` and `paper` are fixed.
+        train_steps: number of steps that the user chose, for `tiny` and `small`. Default: by the size of the text.
     """
     recipe = _recipe(preset, level)
     if preset in ("base", "paper"):
@@ -105,7 +108,7 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
     epoch = n_tokens / (rows * segment)
     least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
     bounds = (6, least, 4000) if preset == "tiny" else (8, least, 10_000)
-    schedule = schedule_for(steps_for(epoch, *bounds))
+    schedule = schedule_for(train_steps or steps_for(epoch, *bounds))
     return recipe | schedule | {"warmup_steps": min(100, schedule["train_steps"] // 5)}
 
 
@@ -126,13 +129,14 @@ def schedule_for(train_steps: int) -> dict[str, int]:
     return {"train_steps": train_steps, "iterations": iterations, "save_steps": max(1, train_steps // 4)}
 
 
-def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any]:
+def pair_settings(preset: str, n_pairs: float, n_tokens: float, train_steps: int | None = None) -> dict[str, Any]:
     """Returns `{hyper-parameter: value}` for model, optimizer and training on pairs of lines; empty for `base`.
 
     Args:
         preset: one of `PAIR_PRESETS`.
         n_pairs: number of training pairs.
         n_tokens: approximate number of tokens on both sides of all pairs.
+        train_steps: number of steps that the user chose. Default: by the number of pairs.
     """
     if preset == "base":
         return {}
@@ -141,7 +145,7 @@ def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any
         "small": ((3, 256, 4, 1024), 128, 16_384, 1e-3, 20_000),
     }[preset]
     epoch = max(n_pairs / rows, n_tokens / tokens)
-    schedule = schedule_for(steps_for(epoch, 20, 500, max_steps))
+    schedule = schedule_for(train_steps or steps_for(epoch, 20, 500, max_steps))
     warmup = min(200, schedule["train_steps"] // 5)
     batch = {"batch_size": rows, "batch_tokens": tokens, "learning_rate": rate, "warmup_steps": warmup}
     return {**dict(zip(PAIR_SIZES, sizes, strict=True)), **batch, **schedule}
