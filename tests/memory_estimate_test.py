@@ -137,6 +137,15 @@ def test_a_preset_is_that_of_the_level_of_the_text(tmp_path, capsys, dataset, le
             run_here(tool, f"--dataset={dataset}", "--preset=paper", "--level=byte")
 
 
+def test_a_text_without_a_preset_is_named(capsys):
+    for tool in program("tools/estimate.py"):
+        for flags in (["--data_path=my.txt"], ["--dataset=text"]):
+            run_here(tool, "--n_token=100", *flags)
+            assert mentions(capsys.readouterr().out, "preset", "txl-train")
+            run_here(tool, "--n_token=100", *flags, "--preset=base")
+            assert not mentions(capsys.readouterr().out, "preset")
+
+
 def test_a_preset_of_a_prepared_text8_is_for_characters(tmp_path, capsys):
     write_splits(tmp_path, "a b _ a\n" * 20, "a b\n", "b a\n")
     txl_tf.prepare(data_dir=tmp_path, dataset="text8")

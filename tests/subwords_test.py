@@ -297,7 +297,7 @@ def test_a_run_resumes_with_its_vocabulary_and_is_evaluated_by_the_byte(run, tmp
     found = capsys.readouterr().out
     n_tokens, size = len(vocab.encode(Path(other).read_text())), len(Path(other).read_bytes())
     assert mentions(found, f"{nll * n_tokens / size / math.log(2):.4f}")
-    assert "| ppl " in found and "| ppl of a word " in found
+    assert "| ppl " in found and "| ppl per word " in found
     lines = [line.split("\t") for line in nll_file.read_text().splitlines()]
     assert {"▁", "<0xE6>", "<0x0A>"} <= {symbol for symbol, _ in lines}
     assert np.mean([float(value) for _, value in lines]) == pytest.approx(nll, abs=1e-5)
@@ -324,7 +324,7 @@ def test_one_command_goes_from_a_text_to_its_first_step(tmp_path):
         "train.py", f"--data_path={text}", "--level=subword", "--vocab_size=350", "--subword_type=bpe",
         f"--model_dir={tmp_path / 'run'}", *sizes.split(), *steps.split(),
     )  # fmt: skip
-    assert "text: 350 symbols" in done.stdout and "step 1/1" in done.stdout and "bits a byte" in done.stdout
+    assert "text: 350 symbols" in done.stdout and "step 1/1" in done.stdout and "bits per byte" in done.stdout
 
 
 @needs_tensorflow_text

@@ -59,7 +59,9 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_f
     assert results["valid"] < float(rows[1]["val_loss"])
     assert mentions(printed, f"{results['valid']:.6f}", f"{results['valid'] / math.log(2):.4f}")
     assert printed.count("tokens/s") == 4 and str(run_dir) in printed
-    assert "bits a byte" in printed and "ppl" not in printed  # a perplexity of words is noise where characters are read
+    assert (
+        "bits per byte" in printed and "ppl" not in printed
+    )  # a perplexity of words is noise where characters are read
 
     files = {path.name for path in run_dir.iterdir()}
     assert files >= {"config.json", "vocab.txt", "log.csv", "ckpt-40.index", "ckpt-60.index"}

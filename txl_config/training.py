@@ -68,7 +68,9 @@ class RunConfig(Config):
 
     train_steps: int = option("Total training steps, including earlier sessions.", at_least(1), default=100000)
     iterations: int = option("Steps between two lines of progress, and of log.csv.", at_least(1), default=500)
-    save_steps: int = option("Steps between two checkpoints, each with a validation.", at_least(1), default=10000)
+    save_steps: int = option(
+        "Steps between two checkpoints. A validation follows at the next line of log.csv.", at_least(1), default=10000
+    )
     patience: int | None = option(
         "Stop after this many steps without a better validation, of the loss or, of taggers, F1.",
         at_least(1),

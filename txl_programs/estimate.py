@@ -11,7 +11,8 @@ the batch, the optimizer, --recompute, --mixed_precision, --gradient_accumulatio
 result; flags of the data and of the schedule do not.
 
 The size of the vocabulary is that of an existing run in --model_dir, --n_token, or that of the prepared --data_dir or
-of --dataset, if this is a data set of the paper. For a text that is not prepared (--data_path), give --n_token, too.
+of --dataset, if this is a data set of the paper. For a text that is not prepared (--data_path), give --n_token, too,
+and the --preset that txl-train chooses for it and prints: the text is not read here.
 
 The figures are for one replica; --replicas divides the batch. They agree with measurements on a CPU within 15%. For
 GPUs, they are computed, not measured: see docs/performance.md. The type that --mixed_precision=auto chooses depends on
@@ -187,6 +188,10 @@ def main():
         parallel_parts=parallel_parts,
     )
     print(f"{memory.n_weights:,} weights; {rows} rows of {training.tgt_len} tokens, mem_len {model.mem_len}")
+    if (FLAGS.data_path or FLAGS.dataset == "text") and not FLAGS.preset and not other_defaults:
+        print(
+            "preset is not given: the sizes have the defaults of the flags. For such a text, txl-train chooses a preset"
+        )
     if precision == AUTO:
         print("mixed_precision=auto depends on the machine of the training: the figures are for float32")
     if training.parallel_parts is None and FLAGS.replicas == 1 and not (training.jit_compile or training.static_shapes):

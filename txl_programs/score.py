@@ -13,7 +13,7 @@ an object.
     nll       negative log-likelihood of the line in nats, the sum over its tokens
     tokens    number of tokens of the line
     ppl       perplexity, exp(nll / tokens); nan (in JSON null) for a line without tokens
-    bpb       bits per byte of the line in UTF-8; nan (in JSON null) for a line without bytes
+    bpb       bits per byte of the line in UTF-8; nan (in JSON null) if no token of the line is scored
     bytes     number of bytes of the line in UTF-8
     text      the line
 

@@ -344,5 +344,7 @@ class Evaluator:
         """
         total_nll = nll * len(self.corpus.splits[split])
         per_byte, per_character, per_word = (total_nll / max(n, 1) for n in self.corpus.sizes[split])
-        bits = f"bits a byte {to_metric(per_byte, 'bpc'):.4f} | bits a character {to_metric(per_character, 'bpc'):.4f}"
-        return bits if self.corpus.by_character else f"{bits} | ppl of a word {to_metric(per_word, 'ppl'):.2f}"
+        bits = (
+            f"bits per byte {to_metric(per_byte, 'bpc'):.4f} | bits per character {to_metric(per_character, 'bpc'):.4f}"
+        )
+        return bits if self.corpus.by_character else f"{bits} | ppl per word {to_metric(per_word, 'ppl'):.2f}"
