@@ -34,7 +34,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.transformer_xl.documents import document_starts, last_start
 from txl_tf.transformer_xl.inference import projected_positions, read, weights_with, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
-from txl_tf.transformer_xl.ring import attend_ring, eraser, ring_positions, write, write_slice
+from txl_tf.transformer_xl.ring import View, attend_ring, eraser, ring_positions, write, write_slice
 
 
 class CachedState(NamedTuple):
@@ -132,7 +132,7 @@ class RingMemory(NetworkMemory):
 
     Attributes:
         slots: int32 `[T]`, the slots of the segment's tokens.
-        max_distance, zero_beyond: see `attend_ring`.
+        view: the slots that the segment's queries see.
         is_token: bool `[B, 1, T, 1]`, false at the padding to the left of a row; `None` without `lengths`.
         put: writes the keys or values of the segment into a ring, see `write`.
         erase_before, erase_after: see `_erasers`.
@@ -159,10 +159,11 @@ class RingMemory(NetworkMemory):
         if network.reset_token is not None or done is not None:
             starts = document_starts(tokens, network.reset_token, done=done)
         self.erase_before, self.erase_after = _erasers(network, starts, done, self.slots, self.klen, in_place)
-        self.zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
+        zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
         # The slots are M tokens of the memory and the query itself, so the query needs no mask.
         sees_every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
-        self.max_distance = None if sees_every_slot else _max_distance(network, query, padding, starts)
+        max_distance = None if sees_every_slot else _max_distance(network, query, padding, starts)
+        self.view = View(self.slots[0], max_distance, zero_beyond)
         self.is_token = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
         self.put = write_slice if static_shapes else functools.partial(write, in_place=in_place)
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
@@ -198,8 +199,8 @@ class RingOfLayer(CachedKeys):
         keys = memory.put(memory.erase_before(self.keys), memory.slots, k)
         values = memory.put(memory.erase_before(self.values), memory.slots, v)
         attn_vec = attend_ring(
-            block, content_q, position_q, keys, values, self.weights.position_keys, memory.slots[0],
-            memory.max_distance, memory.zero_beyond, memory.static_shapes,
+            block, content_q, position_q, keys, values, self.weights.position_keys, memory.view,
+            memory.static_shapes,
         )  # fmt: skip
         with tf.control_dependencies([attn_vec]):  # attention must read the rings before they are erased in place
             self.keys_and_values_after = memory.erase_after(keys), memory.erase_after(values)
