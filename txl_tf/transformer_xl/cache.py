@@ -43,7 +43,7 @@ class CachedState(NamedTuple):
     keys: tuple[Tensor, ...]  # n_layer tensors [B, H, K, D]
     values: tuple[Tensor, ...]  # the same
     position: Tensor  # int32 scalar, the slot of the next token, the same for all rows
-    count: Tensor = ()  # int32 [B], how many tokens precede the next one; empty unless the scheme rotates keys
+    count: Tensor = ()  # int32 [B], how many tokens precede the next one; empty unless the scheme turns keys
 
 
 def precompute(network: Any, max_segment: Size = 1) -> Any:
@@ -114,12 +114,12 @@ def resized(network: Any, state: CachedState, max_segment: Size = 1) -> CachedSt
 
 
 def aligned(state: CachedState) -> CachedState:
-    """The same state with its rings turned so that the next token goes to slot 0, as in other aligned states."""
+    """The same state with its rings rolled so that the next token goes to slot 0, as in other aligned states."""
 
-    def turned(rings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def rolled(rings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(tf.roll(ring, -state.position, 2) for ring in rings)
 
-    return state._replace(keys=turned(state.keys), values=turned(state.values), position=tf.zeros_like(state.position))
+    return state._replace(keys=rolled(state.keys), values=rolled(state.values), position=tf.zeros_like(state.position))
 
 
 # ------------------------------------------------------------------------------------------------------------ forward
@@ -172,8 +172,7 @@ class RingMemory(NetworkMemory):
     def finish(self) -> CachedState:
         """The `CachedState` after the segment."""
         keys, values = self.keys_and_values()
-        rotates = not isinstance(self.state.count, tuple)  # without rotation, the count is `()`
-        count = self.state.count + self.tgt_len if rotates else self.state.count
+        count = tf.nest.map_structure(lambda n: n + self.tgt_len, self.state.count)  # `()` stays `()`
         return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen, count)
 
 

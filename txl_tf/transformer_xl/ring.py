@@ -9,7 +9,7 @@ written to the ring like this:
     tokens 4 5     t4  t5  t2  t3     t0 and t1 are overwritten; the memory is t2 t3
 
 Keys and values never move. The position keys move instead: from each query to the next, the distances of the slots
-shift by one slot. They repeat with period K, so a rotated table of position keys is a slice of a longer table.
+shift by one slot. They repeat with period K, so the table in the order of the slots is a slice of a longer table.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head
@@ -92,7 +92,7 @@ class RingPlaces(NamedTuple):
     """`Places` of the keys in consecutive slots of a ring, for a block of queries."""
 
     klen: Size  # S
-    r: Any  # [H, S + T, D], see `_rotated`; for a single query a list of H tensors [S, D]; `None` without a table
+    r: Any  # see `_in_slot_order`: [H, S + T, D]; for a single query a list of H [S, D]; `None` without a table
     first_slot: Tensor  # int32 scalar, the slot of the first query, counted from the first of the S slots
     visible: Tensor | None = None  # as in `Places`
     special: dict[str, Any] = {}  # as in `Places`
@@ -222,7 +222,7 @@ def _attend_block(
     first_slot = view.first_slot - begin
     if r is not None:
         by_head = content_q.shape[2] == 1 and not static_shapes
-        r = _rotated(r, first_slot, tgt_len, klen, slots, by_head)
+        r = _in_slot_order(r, first_slot, tgt_len, klen, slots, by_head)
     places = RingPlaces(klen, r, first_slot)
     if view.max_distance is not None:
         distance = places.distances(content_q)  # [T, S]
@@ -257,7 +257,7 @@ def _attend_block(
 
 
 def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
-    """The table of distances for a ring, `[H, 2 * K + max_segment, D]`. Every result of `_rotated` is a slice of it.
+    """The table of distances for a ring, `[H, 2 * K + max_segment, D]`. `_in_slot_order` returns slices of it.
 
     Row x belongs to the distance `(K - 1 - x) mod K`.
 
@@ -268,14 +268,14 @@ def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
     return tf.concat([r_k, r_k, r_k[:, :max_segment]], 1)
 
 
-def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Size, slots: Size, by_head: bool) -> Any:
+def _in_slot_order(table: Tensor, first_slot: Tensor, tgt_len: Size, klen: Size, slots: Size, by_head: bool) -> Any:
     """The position keys in the order of the slots.
 
     Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of the result belongs to the distance
     `(first_slot + T - 1 - c) mod K`. So query i finds slot s in row `s + T - 1 - i`.
 
     Args:
-        position_keys: from `ring_positions`, `[H, 2 * K + max_segment, D]`.
+        table: from `ring_positions`, `[H, 2 * K + max_segment, D]`.
         first_slot: slot of the first query.
         tgt_len: T, number of queries.
         klen: S, the number of slots that the queries see.
@@ -287,5 +287,5 @@ def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Siz
     """
     start = (slots - tgt_len - first_slot) % slots
     if by_head:
-        return [tf.slice(table, [start, 0], [klen, -1]) for table in tf.unstack(position_keys)]
-    return tf.slice(position_keys, [0, start, 0], [-1, klen + tgt_len, -1])
+        return [tf.slice(of_head, [start, 0], [klen, -1]) for of_head in tf.unstack(table)]
+    return tf.slice(table, [0, start, 0], [-1, klen + tgt_len, -1])
