@@ -27,7 +27,14 @@ from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows
 from txl_tf.transformer_xl.decoding_cache import DecodingCache
-from txl_tf.transformer_xl.inference import at_once, layer_weights, read, row_by_row, writable_copy, zero_keys
+from txl_tf.transformer_xl.inference import (
+    at_once,
+    initial_keys_and_values,
+    layer_weights,
+    read,
+    row_by_row,
+    writable_copy,
+)
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import write
 
@@ -70,8 +77,7 @@ class WindowCache(DecodingCache):
     def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""
         klen = self.network.mem_len + self.context_len
-        keys = zero_keys(self.network, batch_size, klen)
-        values = zero_keys(self.network, batch_size, klen)
+        keys, values = initial_keys_and_values(self.network, batch_size, klen)
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 

@@ -32,7 +32,7 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.transformer_xl.documents import document_starts, last_start
-from txl_tf.transformer_xl.inference import projected_positions, read, weights_with, zero_keys
+from txl_tf.transformer_xl.inference import initial_keys_and_values, projected_positions, read, weights_with
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import View, attend_ring, eraser, ring_positions, write, write_slice
 
@@ -78,8 +78,7 @@ def initial_state(network: Any, batch_size: Size, max_segment: Size = 1, first_s
         first_slot: the slot of the first token. With `mem_len`, a segment of `max_segment` tokens follows the memory
             without going round the ring, so the blocks of `attend_ring` take fewer slots.
     """
-    keys = zero_keys(network, batch_size, network.mem_len + max_segment)
-    values = zero_keys(network, batch_size, network.mem_len + max_segment)
+    keys, values = initial_keys_and_values(network, batch_size, network.mem_len + max_segment)
     count = tf.zeros([batch_size], tf.int32) if network.scheme.turns else ()
     return CachedState(keys, values, tf.constant(first_slot), count)
 

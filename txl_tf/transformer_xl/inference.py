@@ -16,7 +16,7 @@ from txl_tf.kernels.watching import watched
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
-from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_distance
+from txl_tf.transformer_xl.attention import SegmentAttention, zero_memory_key_by_distance
 
 # The graph of a segment of several tokens, but fewer than `LONG_SEGMENT`, contains up to `MAX_UNROLLED_ROWS` rows of a
 # batch, which attend at the same time. The graph of any other segment (a single token, or a long or unknown length)
@@ -110,7 +110,7 @@ def _turned_zeros(network: Any, klen: Size) -> list[Any]:
     if not all(isinstance(attn, SegmentAttention) for attn in attentions):
         return []  # `layer_weights` raises the error
     zeros = [attn.zeros(tf.cast(attn.kernel("qkv_kernel"), network.compute_dtype)) for attn in attentions]
-    return [zero_keys_by_distance(of_layer.k, network.scheme, klen) for of_layer in zeros if of_layer is not None]
+    return [zero_memory_key_by_distance(of_layer.k, network.scheme, klen) for of_layer in zeros if of_layer is not None]
 
 
 def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:
@@ -161,10 +161,14 @@ def at_once(q: Tensor) -> bool:
     return length == 1 and (batch is None or batch > FEW_ROWS) and watched() is None
 
 
-def zero_keys(network: Any, batch_size: Size, klen: Size) -> tuple[Any, ...]:
-    """Zeros for the keys or values of all layers: a tuple of `n_layer` tensors `[batch_size, H, klen, D]`."""
-    shape = [batch_size, network.n_head, klen, network.d_head]
-    return tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer))
+def initial_keys_and_values(network: Any, batch_size: Size, klen: Size) -> tuple[Any, Any]:
+    """Zeros for the keys of all layers, and for the values: two tuples of `n_layer` `[batch_size, H, klen, D]`."""
+
+    def zeros() -> tuple[Any, ...]:
+        shape = [batch_size, network.n_head, klen, network.d_head]
+        return tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer))
+
+    return zeros(), zeros()
 
 
 def writable_copy(state: Any) -> Any:
