@@ -28,12 +28,11 @@ from txl_tf.nn.base import (
     check_length,
     check_tensors,
     shown,
-    tensor_error,
     watch_layers,
 )  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
-from txl_tf.nn.masks import as_bool, mask_of, with_mask
+from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.position_schemes import Relative, checked_scheme
@@ -410,9 +409,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         if reason is not None:
             message = f"done {reason}: leave it out with positions={self.scheme.known_as!r}"
             raise ParameterError("done", done, f"left out with positions={self.scheme.known_as!r}", message)
-        done = as_bool("done", done)
-        if not done.shape.is_compatible_with(tokens.shape[:2]):
-            raise tensor_error("done", done, f"bool and of the shape of tokens, {list(tokens.shape[:2])}")
+        done = as_bool_like("done", done, tokens)
         return done if padding_mask is None else pack(padding_mask, done)[1]
 
     def forward(
@@ -553,10 +550,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
 
     def check_padding(self, padding_mask: Any, tokens: Tensor, mem: Tensor) -> Any:
         """`padding_mask` as bool. Raises ParameterError if it does not fit tokens and memory."""
-        padding_mask = as_bool("padding_mask", padding_mask)
-        if not padding_mask.shape.is_compatible_with(tokens.shape[:2]):
-            allowed = f"bool and of the shape of tokens, {list(tokens.shape[:2])}"
-            raise tensor_error("padding_mask", padding_mask, allowed)
+        padding_mask = as_bool_like("padding_mask", padding_mask, tokens)
         if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
             allowed = f"memories of mem_len={self.mem_len} positions or more, as initial_mems makes them"
             message = f"with a padding_mask, mems must be {allowed}, got {shown(mem)}"
@@ -564,10 +558,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         return padding_mask
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        if shapes == () and named.get("inputs_embeds_shape") is not None:
-            named = {"tokens_shape": named["inputs_embeds_shape"][:2], **named}
         given = self.named_shapes(shapes, named)
-        batch, length = given["tokens"][:2]
+        tokens = given["inputs_embeds"] if given["tokens"] is None else given["tokens"]
+        batch, length = tokens[:2]
         new_mem_len = self.mem_len if given["mems"] is None else self._new_mem_len(given["mems"][0][1], length)
         hidden = (batch, length, self.d_model)
         mems = [(batch, new_mem_len, self.d_model)] * self.n_layer
