@@ -368,7 +368,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             lengths = tf.reduce_sum(tf.cast(mask, tf.int32), 1)
         done = self._done_of(done, inputs, mask)
         dropout_key = self.key_of_call(inputs, training, dropout_key)
-        recompute = training and self.recompute
+        recompute = bool(training) and self.recompute
         hidden, *others = self.forward(
             inputs, mems, dropout_key, lengths, static_shapes, recompute, done, output_hidden_states
         )
@@ -414,7 +414,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
 
     def forward(
         self, tokens: Tensor, mems: Any, dropout_key: Tensor | None = None, lengths: Tensor | None = None,
-        static_shapes: bool = False, recompute: bool | None = False, done: Tensor | None = None,
+        static_shapes: bool = False, recompute: bool = False, done: Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> Any:  # fmt: skip
         """The paper's model, for tokens and memory that are checked:
