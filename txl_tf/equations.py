@@ -19,7 +19,7 @@ from txl_tf.kernels.attending import attend
 from txl_tf.kernels.dropout import NO_DROP, Drop
 from txl_tf.kernels.routing import rows_of
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.kernels.watching import watched
+from txl_tf.kernels.watching import current_record
 
 # --------------------------------------------------------------------------------------------------- positions, masks
 
@@ -50,8 +50,8 @@ def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size 
     """
     query = first + tf.range(tgt_len)[:, None]
     key = first + tf.range(mem_len + tgt_len)
-    seen = key <= query + mem_len
-    return seen & (key >= query) if same_length else seen
+    visible = key <= query + mem_len
+    return visible & (key >= query) if same_length else visible
 
 
 def rel_shift(x: Tensor, first: Size) -> Tensor:
@@ -204,15 +204,15 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         q = w.positions.turn(q, numbers[..., -shape_of(h)[1] :])  # the queries are the last tokens
         k = w.positions.turn(k, numbers)
 
-    seen = watched()
+    record = current_record()
 
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
         """Attention of some queries to the keys at `places`: `[H, ..., T, D]`.
 
         Content queries, keys and values may be `RowsFirst`, see `attend`.
         """
-        if seen is not None:
-            seen.parts.append((q, k, places))
+        if record is not None:
+            record.parts.append((q, k, places))
         if zero_q is None:
             position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]; `None` if there are none
         else:
@@ -220,8 +220,9 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
             position = places.scores_by_distance(position_q)
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]. The
         # queries are scaled already.
-        scale = 1.0
-        return attend(content_q, k, v, position, places.visible, scale, *drop, **places.special)
+        return attend(
+            content_q, k, v, position, places.visible, dropatt=drop.rate, dropout_key=drop.key, **places.special
+        )
 
     content_q, position_q = w.positions.queries(q, w)
     position_q = position_q if zero_q is None else zero_q

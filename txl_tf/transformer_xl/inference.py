@@ -12,7 +12,7 @@ import tensorflow as tf
 from txl_tf.equations import project_distances
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.threads import at_the_same_time
-from txl_tf.kernels.watching import watched
+from txl_tf.kernels.watching import current_record
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
@@ -144,7 +144,7 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
     batch, _, length, _ = q.shape
     is_short = length is not None and 1 < length < LONG_SEGMENT
     if batch is not None and batch <= (MAX_UNROLLED_ROWS if is_short else FEW_ROWS):
-        if batch == 1 or watched() is not None:  # `watching` needs tensors of this graph, not of a function's
+        if batch == 1 or current_record() is not None:  # `watching` needs tensors of this graph, not of a function's
             return tf.stack([attend_row(b) for b in range(batch)])
         return tf.stack(at_the_same_time(attend_row, [(tf.constant(b),) for b in range(batch)]))
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
@@ -158,7 +158,7 @@ def at_once(q: Tensor) -> bool:
     because the cores compute different heads of a row at the same time.
     """
     batch, _, length, _ = q.shape
-    return length == 1 and (batch is None or batch > FEW_ROWS) and watched() is None
+    return length == 1 and (batch is None or batch > FEW_ROWS) and current_record() is None
 
 
 def initial_keys_and_values(network: Any, batch_size: Size, klen: Size) -> tuple[Any, Any]:

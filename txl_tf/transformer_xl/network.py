@@ -589,8 +589,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         """
         self.build_at_once()
         number = check_layer(layer, self.n_layer)
-        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
-        return unpack_pairs(padding_mask, watched.probs[number])
+        record, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, record.probs[number])
 
     def attention_terms(
         self, tokens: Tensor, mems: Any = None, layer: int = 0, padding_mask: Tensor | None = None
@@ -612,9 +612,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             )
             raise ParameterError("positions", self.scheme.known_as, ["relative"], message)
         number = check_layer(layer, self.n_layer)
-        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        record, padding_mask, _ = self._watch(tokens, mems, padding_mask)
         u, v = (tf.cast(bias, self.compute_dtype) for bias in self.biases(number))
-        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(watched, u, v, number))
+        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(record, u, v, number))
 
     def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Tensor | None = None) -> tuple[Any, Any]:
         """`attention_probs` of all layers in one pass, and the memory for the next segment.
@@ -626,21 +626,21 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             segment.
         """
         self.build_at_once()
-        watched, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)
-        return unpack_pairs(padding_mask, tf.stack(watched.probs)), new_mems
+        record, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, tf.stack(record.probs)), new_mems
 
     def _watch(self, tokens: Tensor, mems: Any, padding_mask: Tensor | None) -> tuple[Any, Any, Any]:
         """Calls the network and records what its attentions compute.
 
         Returns:
-            `(watched, padding_mask, new_mems)`: a `Seen` whose rows are packed, the mask as bool or `None`, and the
-            memory for the next segment.
+            `(record, padding_mask, new_mems)`: an `AttentionRecord` whose rows are packed, the mask as bool or `None`,
+            and the memory for the next segment.
         """
         options = {}
         if padding_mask is not None:
             padding_mask = options["padding_mask"] = as_bool("padding_mask", padding_mask)
-        watched, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
-        return watched, padding_mask, new_mems
+        record, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
+        return record, padding_mask, new_mems
 
     @property
     def _default_save_signature(self) -> Any:
