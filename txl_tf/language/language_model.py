@@ -32,7 +32,7 @@ from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
-from txl_tf.transformer_xl.inference import weights_with, writable_copy
+from txl_tf.transformer_xl.inference import weights_of_layers, writable_copy
 from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL
 
 
@@ -567,7 +567,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             ends = {} if done is None else {"done": done}
             return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes, **ends)
         precomputed, state = carried
-        weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
+        weights = weights_of_layers(self.network, precomputed) if self.static_shapes else precomputed
         outputs, state = cached_forward(
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
             model=self.outputs, done=done,

@@ -29,9 +29,9 @@ from txl_tf.language.loop import where_rows
 from txl_tf.transformer_xl.decoding_cache import DecodingCache
 from txl_tf.transformer_xl.inference import (
     at_once,
+    call_with_cache,
     initial_keys_and_values,
     layer_weights,
-    read,
     row_by_row,
     writable_copy,
 )
@@ -148,7 +148,7 @@ class WindowCache(DecodingCache):
             `(hidden, state)`: `[B, T, E]` and the state after the tokens.
         """
         memory = WindowMemory(self.network, weights, tokens, state, in_place, self.static_shapes)
-        return read(self.lm.outputs, tokens, memory, self.static_shapes)
+        return call_with_cache(self.lm.outputs, tokens, memory, self.static_shapes)
 
 
 class WindowMemory(NetworkMemory):

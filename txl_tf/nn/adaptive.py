@@ -14,7 +14,7 @@ import tensorflow as tf
 from txl_tf.config.checks import is_integer
 from txl_tf.equations import Cluster, log_probs, nll
 from txl_tf.errors import ParameterError
-from txl_tf.kernels.routing import BySlots, by_number
+from txl_tf.kernels.routing import BySlots, own_rows_only
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import check_tensors
@@ -62,7 +62,7 @@ def mask_adaptive_logsoftmax(
     shape = tf.shape(target)
     hidden, target = _flatten(hidden, target)
     of_words = clusters_of(tables, projs, biases)
-    rows_nll = nll(hidden, target, of_words, clusters, by_number, label_smoothing, z_loss)
+    rows_nll = nll(hidden, target, of_words, clusters, own_rows_only, label_smoothing, z_loss)
     return tf.reshape(rows_nll, shape)
 
 

@@ -32,7 +32,12 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.transformer_xl.documents import document_starts, last_start
-from txl_tf.transformer_xl.inference import initial_keys_and_values, projected_positions, read, weights_with
+from txl_tf.transformer_xl.inference import (
+    call_with_cache,
+    initial_keys_and_values,
+    projected_positions,
+    weights_of_layers,
+)
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import View, attend_ring, eraser, ring_positions, write, write_slice
 
@@ -51,7 +56,7 @@ def precompute(network: Any, max_segment: Size = 1) -> Any:
 
     They depend only on the weights: compute them again when the weights change.
     """
-    return weights_with(network, position_keys(network, max_segment))
+    return weights_of_layers(network, position_keys(network, max_segment))
 
 
 def position_keys(network: Any, max_segment: Size = 1) -> tuple[Any, ...]:
@@ -233,7 +238,7 @@ def cached_forward(
             computes with the memory as if it were tensors.
     """
     memory = RingMemory(network, weights, tokens, state, lengths, in_place, static_shapes, done)
-    return read(model or network, tokens, memory, static_shapes)
+    return call_with_cache(model or network, tokens, memory, static_shapes)
 
 
 def _check_segment(tgt_len: Size, max_segment: Size) -> None:

@@ -64,7 +64,7 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> L
     return LayerWeights(qkv, o_kernel, ff_weights, *position_weights, zeros=zeros or ())
 
 
-def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
+def weights_of_layers(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
     """`LayerWeights` of all layers of a `TransformerXL`.
 
     Args:
@@ -113,7 +113,7 @@ def _turned_zeros(network: Any, klen: Size) -> list[Any]:
     return [zero_memory_key_by_distance(of_layer.k, network.scheme, klen) for of_layer in zeros if of_layer is not None]
 
 
-def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:
+def call_with_cache(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:
     """Calls a model with a segment and a cached memory.
 
     Args:

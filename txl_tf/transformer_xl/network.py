@@ -440,8 +440,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         options = {} if done is None else {"done": done}  # a user's `enter` need not take it
         hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **options)
         if isinstance(mems, NetworkMemory):
-            for layer in arguments:
-                hidden = layer.read(hidden)
+            for memory in arguments:
+                hidden = memory.call_layer(hidden)
             return hidden, mems.finish()
         hidden, inputs = apply_layers(
             self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
