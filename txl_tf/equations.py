@@ -38,7 +38,7 @@ def sinusoids(positions: Tensor, frequencies: Tensor) -> Tensor:
     return tf.concat([tf.sin(angles), tf.cos(angles)], -1)  # [n, E]
 
 
-def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size = 0) -> Tensor:
+def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, zero: Size = 0) -> Tensor:
     """The causal mask, bool `[T, K]`, true where a query sees a key.
 
     Query i sees the memory and the segment up to itself; with `same_length`, only the last M + 1 of these keys.
@@ -46,10 +46,10 @@ def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size 
     Args:
         tgt_len, mem_len: T and M.
         same_length: whether every query sees the same number of keys.
-        first: the number of the first query and of the first key. The result does not depend on it, see `create_mask`.
+        zero: 0, or a tensor that is 0, see `unknown_zero` of `transformer_xl/network.py`.
     """
-    query = first + tf.range(tgt_len)[:, None]
-    key = first + tf.range(mem_len + tgt_len)
+    query = zero + tf.range(tgt_len)[:, None]
+    key = zero + tf.range(mem_len + tgt_len)
     visible = key <= query + mem_len
     return visible & (key >= query) if same_length else visible
 
