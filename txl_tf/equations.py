@@ -148,14 +148,14 @@ class Places(NamedTuple):
     r: Tensor | None = None
     first: Size = 0  # see `shifted_scores`
     special: dict[str, Any] = {}  # other arguments of `attend`, for keys and values that count as zeros
-    query_places: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
+    query_indices: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
 
     def distances(self, q: Tensor) -> Tensor:
         """int32 `[T, K]`: the distance from each query of `[..., T, D]` back to each key; negative for the future."""
         tgt_len = shape_of(q)[-2]
         last = self.klen - tgt_len + tf.range(tgt_len)
-        query_places = last if self.query_places is None else self.query_places
-        return query_places[:, None] - tf.range(self.klen)
+        query_indices = last if self.query_indices is None else self.query_indices
+        return query_indices[:, None] - tf.range(self.klen)
 
     def scores_by_distance(self, q: Tensor) -> Tensor:
         """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""

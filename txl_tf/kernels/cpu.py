@@ -486,14 +486,14 @@ def _dropped_relu_grad(shape: Sequence[int], upstream: Tensor, inner: Tensor, sc
 def cross_entropy(labels: Tensor, logits: Tensor) -> tuple[Any, Callable[[Any], Any]]:
     """`tf.nn.sparse_softmax_cross_entropy_with_logits` takes three times as long on a CPU."""
     probs: Any = tf.nn.softmax(logits)
-    places: Any = tf.stack([tf.range(tf.size(labels)), labels], 1)
+    indices: Any = tf.stack([tf.range(tf.size(labels)), labels], 1)
     # log p(label) = logit of the label - largest logit + log of the largest probability. The largest probability is
     # never rounded to 0; the label's may be.
     largest: Any = tf.reduce_max(logits, 1)
     log_of_largest: Any = tf.math.log(tf.reduce_max(probs, 1))
-    nll = (largest - tf.gather_nd(logits, places)) - log_of_largest
+    nll = (largest - tf.gather_nd(logits, indices)) - log_of_largest
 
     def grad(upstream: Tensor) -> Any:
-        return None, tf.tensor_scatter_nd_sub(probs * upstream[:, None], places, upstream)
+        return None, tf.tensor_scatter_nd_sub(probs * upstream[:, None], indices, upstream)
 
     return nll, grad

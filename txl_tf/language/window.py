@@ -202,7 +202,7 @@ class WindowOfLayer(CachedKeys):
         )
         self.keys_and_values_after = keys, values
         klen = shape_of(keys)[2]
-        # Scores by position need the indices of the queries, and `query_places` has one row for all rows of a batch.
+        # Scores by position need the indices of the queries, and `query_indices` has one row for all rows of a batch.
         if not self.layer.rel_attn.scheme.scores_positions:
             places = Places(klen, memory.visible[:, None])
             if memory.static_shapes:
@@ -211,7 +211,7 @@ class WindowOfLayer(CachedKeys):
                 return block(RowsFirst(content_q), position_q, RowsFirst(keys), RowsFirst(values), places)
 
         def attend_row(b):
-            places = Places(klen, memory.visible[b], query_places=memory.slots[b])
+            places = Places(klen, memory.visible[b], query_indices=memory.slots[b])
             return block(content_q[b], position_q[b], keys[b], values[b], places)
 
         return row_by_row(attend_row, content_q)
