@@ -54,7 +54,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(use, graphs, tmp_path):
 
 @pytest.mark.slow
 def test_what_xla_compiles_in_a_step_stays_once_and_holds_no_model(graphs, monkeypatch):
-    monkeypatch.setattr(fusion, "FEWEST", 1)
+    monkeypatch.setattr(fusion, "MIN_ELEMENTS", 1)
     left = []
     for _ in range(2):
         lm = trained(language_model(dropout=0.1, n_head=3, d_inner=20))

@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import SMALL, randomise
 
 from txl_tf import TransformerXLLM, equations
-from txl_tf.kernels.routing import by_number
+from txl_tf.kernels.routing import own_rows_only
 from txl_tf.nn.adaptive import clusters_of
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.transformer_xl.memory import HiddenStates
@@ -18,7 +18,7 @@ def model_nll(lm, tokens, labels, mems):
     table, projs = net.embedding.tables, net.embedding.projs
     starts = [0, *net.cutoffs] if len(table) > 1 else [0]
     clusters = [equations.Cluster(*cluster) for cluster in zip(starts, table, projs, strict=True)]
-    h = equations.embed(tf.reshape(tokens, [-1]), clusters, net.d_model, "float32", by_number)
+    h = equations.embed(tf.reshape(tokens, [-1]), clusters, net.d_model, "float32", own_rows_only)
     h = tf.reshape(h, [batch, tgt_len, net.d_model])
 
     distances = tf.range(mem_len + tgt_len - 1, -1, -1.0)
@@ -44,7 +44,7 @@ def model_nll(lm, tokens, labels, mems):
         h = layer(i, h)
     tables, projs, biases, entries = lm.softmax.weights_with(net.embedding)
     rows, labels = tf.reshape(h, [-1, net.d_model]), tf.reshape(labels, [-1])
-    nll = equations.nll(rows, labels, clusters_of(tables, projs, biases), entries, by_number)
+    nll = equations.nll(rows, labels, clusters_of(tables, projs, biases), entries, own_rows_only)
     new_mems = [equations.new_memory(mem, x, net.mem_len) for mem, x in zip(mems, inputs, strict=True)]
     return tf.reshape(nll, [batch, tgt_len]), new_mems
 

@@ -23,7 +23,7 @@ KEY = np.array([3, 4, 0], np.int32)
 
 @pytest.fixture
 def any_size(monkeypatch):
-    monkeypatch.setattr(fusion, "FEWEST", 1)
+    monkeypatch.setattr(fusion, "MIN_ELEMENTS", 1)
 
 
 def random(*shape, seed=0):
@@ -252,7 +252,7 @@ def trained(lm_class, dtype, steps, start=0, arrays=None, data=lambda dataset: d
 )
 def test_training_is_that_of_tensorflow_alone(monkeypatch, lm_class, dtype, rtol):
     expected = trained(lm_class, dtype, 5)["variables"]
-    monkeypatch.setattr(fusion, "FEWEST", 1)
+    monkeypatch.setattr(fusion, "MIN_ELEMENTS", 1)
     actual = trained(lm_class, dtype, 5)["variables"]
     assert any((a != b).any() for a, b in zip(actual, expected, strict=True))  # rounded otherwise
     for a, b in zip(actual, expected, strict=True):

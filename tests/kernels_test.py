@@ -65,7 +65,7 @@ def values_and_gradients(module, name, tensors, more):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_fast_operations_are_the_plain_ones(name, dtype, size, monkeypatch):
     if size == "compiled":
-        monkeypatch.setattr(fusion, "FEWEST", 1)
+        monkeypatch.setattr(fusion, "MIN_ELEMENTS", 1)
     shapes, more = OPERATIONS[name]
     rng = np.random.default_rng(1)
     tensors = [tf.cast(rng.normal(size=shape), dtype) for shape in shapes]
@@ -79,7 +79,7 @@ def test_fast_operations_are_the_plain_ones(name, dtype, size, monkeypatch):
 
 @pytest.mark.parametrize("kernel", [[6, 1024], [1024, 6], [6, 1000], [1024, 1024]], ids=str)
 def test_projections_with_avx2_are_the_plain_ones(kernel, monkeypatch):
-    monkeypatch.setattr(fusion, "FEWEST", 1)
+    monkeypatch.setattr(fusion, "MIN_ELEMENTS", 1)
     monkeypatch.setattr(cpu, "_has_only_avx2", lambda: True)
     monkeypatch.setattr(cpu, "operations_at_a_time", lambda: 1)
     rng = np.random.default_rng(4)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers import eagerly, randomise
 
 import txl_tf
-from txl_tf.kernels.packing import pack, packed_order, packed_places, unpack
+from txl_tf.kernels.packing import pack, packed_order, packed_positions, unpack
 
 WIDTH, START, END = 8, 1, 2
 RNG = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def test_packing_and_its_inverse():
     mask = tf.constant([[0, 1, 0, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]) == 1
     x = tf.constant([[0, 7, 0, 8, 9], [5, 6, 0, 0, 0], [0, 0, 0, 0, 0]])
     np.testing.assert_array_equal(packed_order(mask), [[1, 3, 4, 0, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(packed_places(mask), [[3, 0, 4, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(packed_positions(mask), [[3, 0, 4, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]])
     np.testing.assert_array_equal(unpack(mask, pack(mask, x)[1]), x)
 
 

@@ -19,7 +19,7 @@ from txl_tf.kernels.attending import attend
 from txl_tf.kernels.dropout import NO_DROP, Drop
 from txl_tf.kernels.routing import rows_of
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.kernels.watching import watched
+from txl_tf.kernels.watching import current_record
 
 # --------------------------------------------------------------------------------------------------- positions, masks
 
@@ -38,7 +38,7 @@ def sinusoids(positions: Tensor, frequencies: Tensor) -> Tensor:
     return tf.concat([tf.sin(angles), tf.cos(angles)], -1)  # [n, E]
 
 
-def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size = 0) -> Tensor:
+def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, zero: Size = 0) -> Tensor:
     """The causal mask, bool `[T, K]`, true where a query sees a key.
 
     Query i sees the memory and the segment up to itself; with `same_length`, only the last M + 1 of these keys.
@@ -46,12 +46,12 @@ def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size 
     Args:
         tgt_len, mem_len: T and M.
         same_length: whether every query sees the same number of keys.
-        first: the number of the first query and of the first key. The result does not depend on it, see `create_mask`.
+        zero: 0, or a tensor that is 0, see `unknown_zero` of `transformer_xl/network.py`.
     """
-    query = first + tf.range(tgt_len)[:, None]
-    key = first + tf.range(mem_len + tgt_len)
-    seen = key <= query + mem_len
-    return seen & (key >= query) if same_length else seen
+    query = zero + tf.range(tgt_len)[:, None]
+    key = zero + tf.range(mem_len + tgt_len)
+    visible = key <= query + mem_len
+    return visible & (key >= query) if same_length else visible
 
 
 def rel_shift(x: Tensor, first: Size) -> Tensor:
@@ -148,14 +148,14 @@ class Places(NamedTuple):
     r: Tensor | None = None
     first: Size = 0  # see `shifted_scores`
     special: dict[str, Any] = {}  # other arguments of `attend`, for keys and values that count as zeros
-    query_places: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
+    query_indices: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
 
     def distances(self, q: Tensor) -> Tensor:
         """int32 `[T, K]`: the distance from each query of `[..., T, D]` back to each key; negative for the future."""
         tgt_len = shape_of(q)[-2]
         last = self.klen - tgt_len + tf.range(tgt_len)
-        query_places = last if self.query_places is None else self.query_places
-        return query_places[:, None] - tf.range(self.klen)
+        query_indices = last if self.query_indices is None else self.query_indices
+        return query_indices[:, None] - tf.range(self.klen)
 
     def scores_by_distance(self, q: Tensor) -> Tensor:
         """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""
@@ -204,15 +204,15 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         q = w.positions.turn(q, numbers[..., -shape_of(h)[1] :])  # the queries are the last tokens
         k = w.positions.turn(k, numbers)
 
-    seen = watched()
+    record = current_record()
 
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
         """Attention of some queries to the keys at `places`: `[H, ..., T, D]`.
 
         Content queries, keys and values may be `RowsFirst`, see `attend`.
         """
-        if seen is not None:
-            seen.parts.append((q, k, places))
+        if record is not None:
+            record.parts.append((q, k, places))
         if zero_q is None:
             position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]; `None` if there are none
         else:
@@ -220,8 +220,9 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
             position = places.scores_by_distance(position_q)
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]. The
         # queries are scaled already.
-        scale = 1.0
-        return attend(content_q, k, v, position, places.visible, scale, *drop, **places.special)
+        return attend(
+            content_q, k, v, position, places.visible, dropatt=drop.rate, dropout_key=drop.key, **places.special
+        )
 
     content_q, position_q = w.positions.queries(q, w)
     position_q = position_q if zero_q is None else zero_q

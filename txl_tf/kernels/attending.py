@@ -20,7 +20,7 @@ import tensorflow as tf
 import txl_tf.kernels as ops
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.kernels.watching import watched
+from txl_tf.kernels.watching import current_record
 
 
 class RowsFirst(NamedTuple):
@@ -85,15 +85,15 @@ def attend(
     if isinstance(q, RowsFirst):
         q, position_scores = _scaled(q.tensor, position_scores, scale)
         return _attend_rows_first(q, k.tensor, v.tensor, position_scores, visible, dropatt, dropout_key)
-    needs_no_probs = dropout_key is None and content is None and not zero_keys and watched() is None
+    needs_no_probs = dropout_key is None and content is None and not zero_keys and current_record() is None
     if needs_no_probs and ops.takes_one_query(q, visible):
         q, position_scores = _scaled(q, position_scores, scale)
         return ops.attend_with_one_query(q, k, v, position_scores, visible)
     position_scores = tf.stack(position_scores) if isinstance(position_scores, list) else position_scores
     probs = attention_probs(q, k, position_scores, visible, scale, content, zero_keys)
-    seen = watched()
-    if seen is not None:
-        seen.probs.append(probs)
+    record = current_record()
+    if record is not None:
+        record.probs.append(probs)
     probs = dropout(probs, dropatt, dropout_key, row_axis=1)
     added = None if zero_value is None else tf.reduce_sum(probs, -1, keepdims=True) * zero_value
     probs = probs if content is None else probs * content

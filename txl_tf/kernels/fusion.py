@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 # A chain over fewer elements is not compiled, because compiling takes a quarter of a second.
-FEWEST = 1 << 16
+MIN_ELEMENTS = 1 << 16
 
 _fusing: contextvars.ContextVar[bool | None] = contextvars.ContextVar("fusing", default=None)
 
@@ -36,11 +36,11 @@ def fusing(active: bool) -> Generator[None, None, None]:
 def pays(shape: Sequence[Any]) -> bool:
     """Whether a chain of small operations over tensors of this shape should be compiled.
 
-    It should if `fusing` is on, the shape is known and has at least `FEWEST` elements, a graph is being traced, and
-    there are only CPUs.
+    It should if `fusing` is on, the shape is known and has at least `MIN_ELEMENTS` elements, a graph is being traced,
+    and there are only CPUs.
     """
     is_known = all(isinstance(n, int) for n in shape)
-    is_large = is_known and math.prod(shape) >= FEWEST
+    is_large = is_known and math.prod(shape) >= MIN_ELEMENTS
     return bool(_fusing.get()) and is_large and not tf.executing_eagerly() and only_cpus()
 
 

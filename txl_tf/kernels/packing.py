@@ -17,7 +17,7 @@ def packed_order(mask: Tensor) -> Tensor:
     return tf.argsort(tf.cast(~mask, tf.int32), stable=True)
 
 
-def packed_places(mask: Tensor) -> Tensor:
+def packed_positions(mask: Tensor) -> Tensor:
     """For every position of the given rows, its position in the packed rows: int32 `[B, T]`, also for padding.
 
     It is the inverse of `packed_order`.
@@ -35,9 +35,9 @@ def pack(mask: Tensor, *tensors: Tensor) -> list[Tensor]:
 
 def unpack(mask: Tensor, x: Tensor) -> Tensor:
     """Undoes `pack` for `x`, `[B, T]` or `[B, T, ...]`, with the mask that `pack` was given. Padding becomes zeros."""
-    places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
+    positions = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
     visible = mask[..., *[None] * (len(x.shape) - 2)]
-    return tf.where(visible, tf.gather(x, places, batch_dims=1), tf.zeros([], x.dtype))
+    return tf.where(visible, tf.gather(x, positions, batch_dims=1), tf.zeros([], x.dtype))
 
 
 def unpack_pairs(mask: Tensor | None, x: Tensor) -> Tensor:

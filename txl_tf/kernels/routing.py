@@ -1,11 +1,11 @@
 """Three ways to compute each cluster of the adaptive embedding and softmax for the rows that belong to it.
 
-    route = by_number
+    route = own_rows_only
     y = route(mask, f, 0, x)        # f of the rows of x where the mask is true, zeros elsewhere
 
-By default, a cluster computes exactly its own rows (`by_number`). TPUs and XLA need shapes that do not depend on the
-data. For them, the embedding computes every row in every cluster (`every_row`), and the softmax gives every cluster a
-fixed number of slots (`BySlots`). The results are the same, except for rows for which `BySlots` has no slot.
+By default, a cluster computes exactly its own rows (`own_rows_only`). TPUs and XLA need shapes that do not depend on
+the data. For them, the embedding computes every row in every cluster (`every_row`), and the softmax gives every cluster
+a fixed number of slots (`BySlots`). The results are the same, except for rows for which `BySlots` has no slot.
 
 Shapes:
     n: rows
@@ -27,7 +27,7 @@ def rows_of(table: Tensor, projection: Tensor | None, ids: Tensor, dtype: Any) -
     return rows if projection is None else matmul(rows, tf.cast(projection, dtype))
 
 
-def by_number(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
+def own_rows_only(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
     """`function(*rows)` for exactly the rows where `mask` is true, and zeros for the others.
 
     Args:
@@ -40,14 +40,14 @@ def by_number(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tens
         `[n, ...]`.
     """
     # The number of rows decides the shapes of what follows, so a GPU has to send it to the host here.
-    places: Any = tf.cast(tf.where(mask), tf.int32)  # [any, 1]
-    results = function(*(tf.gather(x, places[:, 0]) for x in rows))
+    indices: Any = tf.cast(tf.where(mask), tf.int32)  # [any, 1]
+    results = function(*(tf.gather(x, indices[:, 0]) for x in rows))
     shape = tf.shape(mask) if len(results.shape) == 1 else [tf.size(mask), *results.shape[1:]]
-    return tf.scatter_nd(places, results, shape)
+    return tf.scatter_nd(indices, results, shape)
 
 
 def every_row(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
-    """As `by_number`, but computes every row, and replaces the results where `mask` is false by zeros.
+    """As `own_rows_only`, but computes every row, and replaces the results where `mask` is false by zeros.
 
     Before the call, rows where `mask` is false become `fill`, a value that `function` accepts.
     """
@@ -76,8 +76,8 @@ class BySlots:
     def __call__(self, mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
         """`function(*rows)` where `mask` is true and a slot is free, and zeros for the other rows.
 
-        Arguments and result are those of `by_number`, but n must be static, and `function` must return one number for
-        each row. An unused slot contains `fill` in the place of an id, and zeros in the place of a vector.
+        Arguments and result are those of `own_rows_only`, but n must be static, and `function` must return one number
+        for each row. In an unused slot, an id is `fill`, and a vector is zeros.
         """
         n = mask.shape[0]
         capacity = min(int(next(self.capacities)), n)

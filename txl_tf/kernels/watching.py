@@ -1,8 +1,8 @@
 """Records intermediate results of attention, for pictures and tests.
 
-with watching() as seen:
+with watching() as record:
     network(tokens)
-seen.probs[0]       # the probabilities of the first attention that was computed
+record.probs[0]     # the probabilities of the first attention that was computed
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 
-class Seen:
+class AttentionRecord:
     """The results of the calls of `attend` in a block of `watching`, in order.
 
     Attributes:
@@ -26,23 +26,23 @@ class Seen:
         self.parts: list[tuple[Any, Any, Any]] = []
 
 
-_watcher: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("watcher", default=None)
+_record: contextvars.ContextVar[AttentionRecord | None] = contextvars.ContextVar("record", default=None)
 
 
 @contextlib.contextmanager
-def watching() -> Generator[Seen, None, None]:
-    """Yields a `Seen` that every call of `attend` in this block writes to.
+def watching() -> Generator[AttentionRecord, None, None]:
+    """Yields an `AttentionRecord` that every call of `attend` in this block writes to.
 
-    Calls in a block of `watching` inside it write only to the inner `Seen`.
+    Calls in a block of `watching` inside it write only to the inner record.
     """
-    seen = Seen()
-    token = _watcher.set(seen)
+    record = AttentionRecord()
+    token = _record.set(record)
     try:
-        yield seen
+        yield record
     finally:
-        _watcher.reset(token)
+        _record.reset(token)
 
 
-def watched() -> Seen | None:
-    """The `Seen` of the innermost block of `watching`, or `None`."""
-    return _watcher.get()
+def current_record() -> AttentionRecord | None:
+    """The record of the innermost block of `watching`, or `None`."""
+    return _record.get()

@@ -23,7 +23,7 @@ from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
-from txl_tf.nn.masks import as_bool
+from txl_tf.nn.masks import as_bool_like
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
@@ -32,7 +32,7 @@ from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
-from txl_tf.transformer_xl.inference import weights_with, writable_copy
+from txl_tf.transformer_xl.inference import weights_of_layers, writable_copy
 from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL
 
 
@@ -162,10 +162,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.softmax(hidden, embedding=self.network.embedding), new_mems, *hidden_states
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        if shapes == () and named.get("inputs_embeds_shape") is not None:
-            named = {"tokens_shape": named["inputs_embeds_shape"][:2], **named}
         given = self.named_shapes(shapes, named)
         options = {name: given[name] for name in ("tokens", "mems", "output_hidden_states")}
+        if options["tokens"] is None:
+            options["tokens"] = given["inputs_embeds"][:2]
         hidden_shape, *others = self.network.compute_output_shape(**options)
         return (*hidden_shape[:-1], self.network.n_token), *others
 
@@ -216,9 +216,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         self._check_range("labels", labels)
         mems = self.network.memory_of_call(tokens, mems)
         if done is not None:
-            done = as_bool("done", done)
-            if not done.shape.is_compatible_with(tokens.shape):
-                raise tensor_error("done", done, f"bool and of the shape of tokens, {list(tokens.shape)}")
+            done = as_bool_like("done", done, tokens)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
             return self._score(tokens, labels, mems, done, **padding)
         if sample_weight is not None:
@@ -569,7 +567,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             ends = {} if done is None else {"done": done}
             return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes, **ends)
         precomputed, state = carried
-        weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
+        weights = weights_of_layers(self.network, precomputed) if self.static_shapes else precomputed
         outputs, state = cached_forward(
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
             model=self.outputs, done=done,

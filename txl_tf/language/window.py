@@ -27,7 +27,14 @@ from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows
 from txl_tf.transformer_xl.decoding_cache import DecodingCache
-from txl_tf.transformer_xl.inference import at_once, layer_weights, read, row_by_row, writable_copy, zero_keys
+from txl_tf.transformer_xl.inference import (
+    at_once,
+    call_with_cache,
+    initial_keys_and_values,
+    layer_weights,
+    row_by_row,
+    writable_copy,
+)
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import write
 
@@ -70,8 +77,7 @@ class WindowCache(DecodingCache):
     def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""
         klen = self.network.mem_len + self.context_len
-        keys = zero_keys(self.network, batch_size, klen)
-        values = zero_keys(self.network, batch_size, klen)
+        keys, values = initial_keys_and_values(self.network, batch_size, klen)
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
@@ -142,7 +148,7 @@ class WindowCache(DecodingCache):
             `(hidden, state)`: `[B, T, E]` and the state after the tokens.
         """
         memory = WindowMemory(self.network, weights, tokens, state, in_place, self.static_shapes)
-        return read(self.lm.outputs, tokens, memory, self.static_shapes)
+        return call_with_cache(self.lm.outputs, tokens, memory, self.static_shapes)
 
 
 class WindowMemory(NetworkMemory):
@@ -196,7 +202,7 @@ class WindowOfLayer(CachedKeys):
         )
         self.keys_and_values_after = keys, values
         klen = shape_of(keys)[2]
-        # Scores by position need the indices of the queries, and `query_places` has one row for all rows of a batch.
+        # Scores by position need the indices of the queries, and `query_indices` has one row for all rows of a batch.
         if not self.layer.rel_attn.scheme.scores_positions:
             places = Places(klen, memory.visible[:, None])
             if memory.static_shapes:
@@ -205,7 +211,7 @@ class WindowOfLayer(CachedKeys):
                 return block(RowsFirst(content_q), position_q, RowsFirst(keys), RowsFirst(values), places)
 
         def attend_row(b):
-            places = Places(klen, memory.visible[b], query_places=memory.slots[b])
+            places = Places(klen, memory.visible[b], query_indices=memory.slots[b])
             return block(content_q[b], position_q[b], keys[b], values[b], places)
 
         return row_by_row(attend_row, content_q)

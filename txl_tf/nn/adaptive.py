@@ -14,7 +14,7 @@ import tensorflow as tf
 from txl_tf.config.checks import is_integer
 from txl_tf.equations import Cluster, log_probs, nll
 from txl_tf.errors import ParameterError
-from txl_tf.kernels.routing import BySlots, by_number
+from txl_tf.kernels.routing import BySlots, own_rows_only
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import check_tensors
@@ -61,8 +61,10 @@ def mask_adaptive_logsoftmax(
     """
     shape = tf.shape(target)
     hidden, target = _flatten(hidden, target)
-    of_words = clusters_of(tables, projs, biases)
-    rows_nll = nll(hidden, target, of_words, clusters, by_number, label_smoothing, z_loss)
+    rows_nll = nll(
+        hidden, target, clusters_of(tables, projs, biases), entries=clusters, route=own_rows_only,
+        label_smoothing=label_smoothing, z_loss=z_loss,
+    )  # fmt: skip
     return tf.reshape(rows_nll, shape)
 
 
@@ -93,8 +95,10 @@ def static_adaptive_logsoftmax(
     hidden, target = _flatten(hidden, target)
     is_counted = target >= 0
     slots = BySlots(bin_capacities)
-    words = clusters_of(tables, projs, biases)
-    losses = nll(hidden, tf.maximum(target, 0), words, clusters, slots, label_smoothing, z_loss)
+    losses = nll(
+        hidden, tf.maximum(target, 0), clusters_of(tables, projs, biases), entries=clusters, route=slots,
+        label_smoothing=label_smoothing, z_loss=z_loss,
+    )  # fmt: skip
     is_counted = is_counted if slots.left_out is None else is_counted & ~slots.left_out
     return tf.reshape(tf.where(is_counted, losses, 0), shape), tf.reshape(is_counted, shape)
 
@@ -126,7 +130,7 @@ def adaptive_log_probs(
     Returns:
         `[B, T, N]`, log-probabilities in vocabulary order: float32, or float64 if `hidden` is float64.
     """
-    return log_probs(hidden, clusters_of(tables, projs, biases), clusters)
+    return log_probs(hidden, clusters_of(tables, projs, biases), entries=clusters)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -170,7 +174,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.
     """
 
-    clusters: Any  # `(weight, bias)`, or `None` if there is one cluster
+    clusters: Any  # `(weight, bias)` of the entries, or `None` if there is one cluster
     biases: Any
     embedding_class = AdaptiveEmbedding
     shared_sizes = ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
@@ -229,7 +233,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
             )
 
     def weights_with(self, embedding: Any) -> tuple[Any, Any, Any, Any]:
-        """Arguments of the pure functions: tables, projections, biases and clusters."""
+        """Arguments of the pure functions: tables, projections, biases, and the entries of the later clusters."""
         projs = list(self.projs)
         for i in range(len(projs)):
             if self.shares_projection(i) and self.is_projected(i):

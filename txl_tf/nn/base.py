@@ -21,7 +21,7 @@ from txl_tf.calls import bind_call
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.kernels.watching import Seen, watching
+from txl_tf.kernels.watching import AttentionRecord, watching
 from txl_tf.nn.arguments import arguments_of
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
@@ -352,12 +352,14 @@ class Attending(MixedIntoLayer):
 
         Args: those of the call.
         """
-        with watching() as watched:
+        with watching() as record:
             self(*args, **kwargs)
-        return watched.probs[0]
+        return record.probs[0]
 
 
-def watch_layers(model: Any, name: str, layers: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[Seen, Any]:
+def watch_layers(
+    model: Any, name: str, layers: Sequence[Any], *args: Any, **kwargs: Any
+) -> tuple[AttentionRecord, Any]:  # fmt: skip
     """Calls a model. Returns what the attentions of its `layers` computed, and its output.
 
     Args:
@@ -366,16 +368,16 @@ def watch_layers(model: Any, name: str, layers: Sequence[Any], *args: Any, **kwa
     Raises:
         ParameterError: the layers do not call `txl_tf.layers.attend` once each.
     """
-    with watching() as watched:
+    with watching() as record:
         output = model(*args, **kwargs)
-    if len(watched.probs) != len(layers):
+    if len(record.probs) != len(layers):
         classes = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         message = (
             f"attention can be shown only where each of the n_layer={len(layers)} layers calls txl_tf.layers.attend "
-            f"once, got {len(watched.probs)} calls of {classes}"
+            f"once, got {len(record.probs)} calls of {classes}"
         )
         raise ParameterError(name, layers, "layers that call txl_tf.layers.attend", message)
-    return watched, output
+    return record, output
 
 
 class KerasHabits(Settings, OutputSpecs, Checkpointed):

@@ -25,7 +25,7 @@ from txl_config.models import Bin, bins
 from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
 from txl_tf.errors import ParameterError, brief
-from txl_tf.kernels.routing import by_number, every_row
+from txl_tf.kernels.routing import every_row, own_rows_only
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, as_ids, check_sizes
@@ -70,7 +70,7 @@ def mask_adaptive_embedding_lookup(
     x = as_ids("tokens", x)
     starts = [0, *cutoffs] if len(tables) > 1 else [0]
     clusters = [Cluster(*fields) for fields in zip(starts, tables, projs, strict=True)]
-    route = every_row if static_shapes else by_number
+    route = every_row if static_shapes else own_rows_only
     # Flatten to one row for each token. For a product with `[B, T, e]`, TensorFlow's gradient would make one matrix for
     # every row of the batch.
     y: Any = embed(tf.reshape(x, [-1]), clusters, d_proj, dtype, route)

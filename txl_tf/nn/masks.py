@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.base import dense_error, described, shown, tensor_error
 
 _MASK = "a mask of bool or of numbers 0 and 1"
@@ -88,6 +89,14 @@ def mask_of_call(x: Any, mask: Any) -> Any:
 def as_bool(name: str, mask: Any) -> Any:
     """A mask of bool or of numbers 0 and 1, as bool."""
     return tf.cast(checked_numbers(name, mask), tf.bool)
+
+
+def as_bool_like(name: str, mask: Any, tokens: Tensor) -> Any:
+    """As `as_bool`. Raises ParameterError unless the mask is `[batch, length]`, as `tokens` or their embeddings are."""
+    mask = as_bool(name, mask)
+    if not mask.shape.is_compatible_with(tokens.shape[:2]):
+        raise tensor_error(name, mask, f"bool and of the shape of tokens, {list(tokens.shape[:2])}")
+    return mask
 
 
 def as_mask(name: str, mask: Any) -> Any:

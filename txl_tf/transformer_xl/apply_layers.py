@@ -23,7 +23,7 @@ from txl_tf.nn.parts import alike
 
 def apply_layers(
     layers: Sequence[Any], hidden: Tensor, arguments: Sequence[tuple[Tensor, ...]],
-    dropout_keys: Sequence[Any] | None = None, as_loop: bool = False, recompute: bool | None = False,
+    dropout_keys: Sequence[Any] | None = None, as_loop: bool = False, recompute: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
     """`hidden = layer(hidden, *arguments[i], dropout_key=dropout_keys[i])` for one layer after the other.
 
@@ -52,7 +52,7 @@ def apply_layers(
 
 def _run_in_loop(
     layers: Sequence[Any], hidden: Tensor, arguments: Sequence[tuple[Tensor, ...]], dropout_keys: Sequence[Any],
-    recompute: bool | None,
+    recompute: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """`apply_layers` as a loop, in which the first layer is called with the weights of each layer."""
     n_layer = len(layers)

@@ -109,7 +109,7 @@ def attention_parts(
         u = u[:, None, None]
         v = v[:, None, None]
     elif zeros is not None and scheme.turns:
-        r = zero_keys_by_distance(zeros.k, scheme, mem_len + tgt_len)
+        r = zero_memory_key_by_distance(zeros.k, scheme, mem_len + tgt_len)
     if r is not None:
         # `rel_shift` needs a column of zeros. It comes from a key of zeros, so the scores need not be copied for it.
         r = tf.pad(r, [[0, 0], [1, 0], [0, 0]])
@@ -121,11 +121,11 @@ def attention_parts(
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme, u, v, zeros)
 
 
-def zero_keys_by_distance(zero_key: Tensor, scheme: Any, klen: Size) -> Any:
+def zero_memory_key_by_distance(zero_key: Tensor, scheme: Any, klen: Size) -> Any:
     """The key of a zero memory, turned for the distances `klen - 1, ..., 0`: `[H, klen, D]`.
 
     Args:
-        zero_key: `[H, 1, D]`.
+        zero_key: `[H, 1, D]`, see `Zeros`. It is not zero.
         scheme: turns keys, so that products of queries and keys depend only on their distance.
         klen: the number of distances.
     """

@@ -32,9 +32,14 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.transformer_xl.documents import document_starts, last_start
-from txl_tf.transformer_xl.inference import projected_positions, read, weights_with, zero_keys
+from txl_tf.transformer_xl.inference import (
+    call_with_cache,
+    initial_keys_and_values,
+    projected_positions,
+    weights_of_layers,
+)
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
-from txl_tf.transformer_xl.ring import attend_ring, eraser, ring_positions, write, write_slice
+from txl_tf.transformer_xl.ring import View, attend_ring, eraser, ring_positions, write, write_slice
 
 
 class CachedState(NamedTuple):
@@ -43,7 +48,7 @@ class CachedState(NamedTuple):
     keys: tuple[Tensor, ...]  # n_layer tensors [B, H, K, D]
     values: tuple[Tensor, ...]  # the same
     position: Tensor  # int32 scalar, the slot of the next token, the same for all rows
-    count: Tensor = ()  # int32 [B], how many tokens precede the next one; empty unless the scheme rotates keys
+    count: Tensor = ()  # int32 [B], how many tokens precede the next one; empty unless the scheme turns keys
 
 
 def precompute(network: Any, max_segment: Size = 1) -> Any:
@@ -51,7 +56,7 @@ def precompute(network: Any, max_segment: Size = 1) -> Any:
 
     They depend only on the weights: compute them again when the weights change.
     """
-    return weights_with(network, position_keys(network, max_segment))
+    return weights_of_layers(network, position_keys(network, max_segment))
 
 
 def position_keys(network: Any, max_segment: Size = 1) -> tuple[Any, ...]:
@@ -78,8 +83,7 @@ def initial_state(network: Any, batch_size: Size, max_segment: Size = 1, first_s
         first_slot: the slot of the first token. With `mem_len`, a segment of `max_segment` tokens follows the memory
             without going round the ring, so the blocks of `attend_ring` take fewer slots.
     """
-    keys = zero_keys(network, batch_size, network.mem_len + max_segment)
-    values = zero_keys(network, batch_size, network.mem_len + max_segment)
+    keys, values = initial_keys_and_values(network, batch_size, network.mem_len + max_segment)
     count = tf.zeros([batch_size], tf.int32) if network.scheme.turns else ()
     return CachedState(keys, values, tf.constant(first_slot), count)
 
@@ -114,12 +118,12 @@ def resized(network: Any, state: CachedState, max_segment: Size = 1) -> CachedSt
 
 
 def aligned(state: CachedState) -> CachedState:
-    """The same state with its rings turned so that the next token goes to slot 0, as in other aligned states."""
+    """The same state with its rings rolled so that the next token goes to slot 0, as in other aligned states."""
 
-    def turned(rings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def rolled(rings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(tf.roll(ring, -state.position, 2) for ring in rings)
 
-    return state._replace(keys=turned(state.keys), values=turned(state.values), position=tf.zeros_like(state.position))
+    return state._replace(keys=rolled(state.keys), values=rolled(state.values), position=tf.zeros_like(state.position))
 
 
 # ------------------------------------------------------------------------------------------------------------ forward
@@ -132,7 +136,7 @@ class RingMemory(NetworkMemory):
 
     Attributes:
         slots: int32 `[T]`, the slots of the segment's tokens.
-        max_distance, zero_beyond: see `attend_ring`.
+        view: the slots that the segment's queries see.
         is_token: bool `[B, 1, T, 1]`, false at the padding to the left of a row; `None` without `lengths`.
         put: writes the keys or values of the segment into a ring, see `write`.
         erase_before, erase_after: see `_erasers`.
@@ -159,10 +163,11 @@ class RingMemory(NetworkMemory):
         if network.reset_token is not None or done is not None:
             starts = document_starts(tokens, network.reset_token, done=done)
         self.erase_before, self.erase_after = _erasers(network, starts, done, self.slots, self.klen, in_place)
-        self.zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
+        zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
         # The slots are M tokens of the memory and the query itself, so the query needs no mask.
         sees_every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
-        self.max_distance = None if sees_every_slot else _max_distance(network, query, padding, starts)
+        max_distance = None if sees_every_slot else _max_distance(network, query, padding, starts)
+        self.view = View(self.slots[0], max_distance, zero_beyond)
         self.is_token = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
         self.put = write_slice if static_shapes else functools.partial(write, in_place=in_place)
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
@@ -171,8 +176,7 @@ class RingMemory(NetworkMemory):
     def finish(self) -> CachedState:
         """The `CachedState` after the segment."""
         keys, values = self.keys_and_values()
-        rotates = not isinstance(self.state.count, tuple)  # without rotation, the count is `()`
-        count = self.state.count + self.tgt_len if rotates else self.state.count
+        count = tf.nest.map_structure(lambda n: n + self.tgt_len, self.state.count)  # `()` stays `()`
         return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen, count)
 
 
@@ -198,8 +202,8 @@ class RingOfLayer(CachedKeys):
         keys = memory.put(memory.erase_before(self.keys), memory.slots, k)
         values = memory.put(memory.erase_before(self.values), memory.slots, v)
         attn_vec = attend_ring(
-            block, content_q, position_q, keys, values, self.weights.position_keys, memory.slots[0],
-            memory.max_distance, memory.zero_beyond, memory.static_shapes,
+            block, content_q, position_q, keys, values, self.weights.position_keys, memory.view,
+            memory.static_shapes,
         )  # fmt: skip
         with tf.control_dependencies([attn_vec]):  # attention must read the rings before they are erased in place
             self.keys_and_values_after = memory.erase_after(keys), memory.erase_after(values)
@@ -234,7 +238,7 @@ def cached_forward(
             computes with the memory as if it were tensors.
     """
     memory = RingMemory(network, weights, tokens, state, lengths, in_place, static_shapes, done)
-    return read(model or network, tokens, memory, static_shapes)
+    return call_with_cache(model or network, tokens, memory, static_shapes)
 
 
 def _check_segment(tgt_len: Size, max_segment: Size) -> None:

@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from txl_tf.equations import Places, causal
 from txl_tf.kernels.shapes import Size, Tensor
-from txl_tf.transformer_xl.inference import projected_positions, read, weights_with
+from txl_tf.transformer_xl.inference import call_with_cache, projected_positions, weights_of_layers
 from txl_tf.transformer_xl.memory import Memory, NetworkMemory
 
 
-class NothingYet(NetworkMemory):
+class ZeroMemory(NetworkMemory):
     """The memory before the first segment of a text: zeros, by which nothing is multiplied.
 
     Args:
@@ -31,7 +31,7 @@ class NothingYet(NetworkMemory):
         klen = network.mem_len + tgt_len
         # Add a row, so that there are K + 1 for `shifted_scores`. With the `first` below, no visible key uses it.
         tables = [tf.pad(r_k, [[0, 0], [0, 1], [0, 0]]) for r_k in projected_positions(network, klen)]
-        weights = weights_with(network, tables)
+        weights = weights_of_layers(network, tables)
         visible = causal(tgt_len, network.mem_len, network.same_length)
         special = {"zero_keys": network.mem_len}
         self.layers = [
@@ -79,4 +79,4 @@ def first_segment(network: Any, tokens: Tensor, model: Any = None) -> Any:
         NotCacheable: a part of the network needs hidden states as memory. It may also raise another error, if it
             computes with the memory as if it were tensors.
     """
-    return read(model or network, tokens, NothingYet(network, tf.shape(tokens)[1]))[0]
+    return call_with_cache(model or network, tokens, ZeroMemory(network, tf.shape(tokens)[1]))[0]

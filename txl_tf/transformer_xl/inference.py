@@ -12,11 +12,11 @@ import tensorflow as tf
 from txl_tf.equations import project_distances
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.threads import at_the_same_time
-from txl_tf.kernels.watching import watched
+from txl_tf.kernels.watching import current_record
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
-from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_distance
+from txl_tf.transformer_xl.attention import SegmentAttention, zero_memory_key_by_distance
 
 # The graph of a segment of several tokens, but fewer than `LONG_SEGMENT`, contains up to `MAX_UNROLLED_ROWS` rows of a
 # batch, which attend at the same time. The graph of any other segment (a single token, or a long or unknown length)
@@ -64,7 +64,7 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> L
     return LayerWeights(qkv, o_kernel, ff_weights, *position_weights, zeros=zeros or ())
 
 
-def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
+def weights_of_layers(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
     """`LayerWeights` of all layers of a `TransformerXL`.
 
     Args:
@@ -110,10 +110,10 @@ def _turned_zeros(network: Any, klen: Size) -> list[Any]:
     if not all(isinstance(attn, SegmentAttention) for attn in attentions):
         return []  # `layer_weights` raises the error
     zeros = [attn.zeros(tf.cast(attn.kernel("qkv_kernel"), network.compute_dtype)) for attn in attentions]
-    return [zero_keys_by_distance(of_layer.k, network.scheme, klen) for of_layer in zeros if of_layer is not None]
+    return [zero_memory_key_by_distance(of_layer.k, network.scheme, klen) for of_layer in zeros if of_layer is not None]
 
 
-def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:
+def call_with_cache(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:
     """Calls a model with a segment and a cached memory.
 
     Args:
@@ -144,7 +144,7 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
     batch, _, length, _ = q.shape
     is_short = length is not None and 1 < length < LONG_SEGMENT
     if batch is not None and batch <= (MAX_UNROLLED_ROWS if is_short else FEW_ROWS):
-        if batch == 1 or watched() is not None:  # `watching` needs tensors of this graph, not of a function's
+        if batch == 1 or current_record() is not None:  # `watching` needs tensors of this graph, not of a function's
             return tf.stack([attend_row(b) for b in range(batch)])
         return tf.stack(at_the_same_time(attend_row, [(tf.constant(b),) for b in range(batch)]))
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
@@ -158,13 +158,17 @@ def at_once(q: Tensor) -> bool:
     because the cores compute different heads of a row at the same time.
     """
     batch, _, length, _ = q.shape
-    return length == 1 and (batch is None or batch > FEW_ROWS) and watched() is None
+    return length == 1 and (batch is None or batch > FEW_ROWS) and current_record() is None
 
 
-def zero_keys(network: Any, batch_size: Size, klen: Size) -> tuple[Any, ...]:
-    """Zeros for the keys or values of all layers: a tuple of `n_layer` tensors `[batch_size, H, klen, D]`."""
-    shape = [batch_size, network.n_head, klen, network.d_head]
-    return tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer))
+def initial_keys_and_values(network: Any, batch_size: Size, klen: Size) -> tuple[Any, Any]:
+    """Zeros for the keys of all layers, and for the values: two tuples of `n_layer` `[batch_size, H, klen, D]`."""
+
+    def zeros() -> tuple[Any, ...]:
+        shape = [batch_size, network.n_head, klen, network.d_head]
+        return tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer))
+
+    return zeros(), zeros()
 
 
 def writable_copy(state: Any) -> Any:

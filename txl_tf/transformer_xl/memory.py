@@ -123,7 +123,7 @@ class Memory(CachedMemory):
         rows = rows if w.zeros is None else ops.add_bias(rows, w.zeros.output)
         return tf.reshape(rows, tf.shape(self.input))
 
-    def read(self, h: Tensor) -> Any:
+    def call_layer(self, h: Tensor) -> Any:
         """Calls the layer with this memory. Returns its output for the input `h`, `[B, T, E]`."""
         self.input = h
         n_arguments = 2 if self.weights.r_w_bias is None else 5  # attn_mask, mems; and r, r_w_bias, r_r_bias

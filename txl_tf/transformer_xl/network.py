@@ -28,12 +28,11 @@ from txl_tf.nn.base import (
     check_length,
     check_tensors,
     shown,
-    tensor_error,
     watch_layers,
 )  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
-from txl_tf.nn.masks import as_bool, mask_of, with_mask
+from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.position_schemes import Relative, checked_scheme
@@ -369,7 +368,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             lengths = tf.reduce_sum(tf.cast(mask, tf.int32), 1)
         done = self._done_of(done, inputs, mask)
         dropout_key = self.key_of_call(inputs, training, dropout_key)
-        recompute = training and self.recompute
+        recompute = bool(training) and self.recompute
         hidden, *others = self.forward(
             inputs, mems, dropout_key, lengths, static_shapes, recompute, done, output_hidden_states
         )
@@ -410,14 +409,12 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         if reason is not None:
             message = f"done {reason}: leave it out with positions={self.scheme.known_as!r}"
             raise ParameterError("done", done, f"left out with positions={self.scheme.known_as!r}", message)
-        done = as_bool("done", done)
-        if not done.shape.is_compatible_with(tokens.shape[:2]):
-            raise tensor_error("done", done, f"bool and of the shape of tokens, {list(tokens.shape[:2])}")
+        done = as_bool_like("done", done, tokens)
         return done if padding_mask is None else pack(padding_mask, done)[1]
 
     def forward(
         self, tokens: Tensor, mems: Any, dropout_key: Tensor | None = None, lengths: Tensor | None = None,
-        static_shapes: bool = False, recompute: bool | None = False, done: Tensor | None = None,
+        static_shapes: bool = False, recompute: bool = False, done: Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> Any:  # fmt: skip
         """The paper's model, for tokens and memory that are checked:
@@ -443,8 +440,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         options = {} if done is None else {"done": done}  # a user's `enter` need not take it
         hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **options)
         if isinstance(mems, NetworkMemory):
-            for layer in arguments:
-                hidden = layer.read(hidden)
+            for memory in arguments:
+                hidden = memory.call_layer(hidden)
             return hidden, mems.finish()
         hidden, inputs = apply_layers(
             self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
@@ -553,10 +550,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
 
     def check_padding(self, padding_mask: Any, tokens: Tensor, mem: Tensor) -> Any:
         """`padding_mask` as bool. Raises ParameterError if it does not fit tokens and memory."""
-        padding_mask = as_bool("padding_mask", padding_mask)
-        if not padding_mask.shape.is_compatible_with(tokens.shape[:2]):
-            allowed = f"bool and of the shape of tokens, {list(tokens.shape[:2])}"
-            raise tensor_error("padding_mask", padding_mask, allowed)
+        padding_mask = as_bool_like("padding_mask", padding_mask, tokens)
         if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
             allowed = f"memories of mem_len={self.mem_len} positions or more, as initial_mems makes them"
             message = f"with a padding_mask, mems must be {allowed}, got {shown(mem)}"
@@ -564,10 +558,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         return padding_mask
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        if shapes == () and named.get("inputs_embeds_shape") is not None:
-            named = {"tokens_shape": named["inputs_embeds_shape"][:2], **named}
         given = self.named_shapes(shapes, named)
-        batch, length = given["tokens"][:2]
+        tokens = given["inputs_embeds"] if given["tokens"] is None else given["tokens"]
+        batch, length = tokens[:2]
         new_mem_len = self.mem_len if given["mems"] is None else self._new_mem_len(given["mems"][0][1], length)
         hidden = (batch, length, self.d_model)
         mems = [(batch, new_mem_len, self.d_model)] * self.n_layer
@@ -596,8 +589,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         """
         self.build_at_once()
         number = check_layer(layer, self.n_layer)
-        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
-        return unpack_pairs(padding_mask, watched.probs[number])
+        record, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, record.probs[number])
 
     def attention_terms(
         self, tokens: Tensor, mems: Any = None, layer: int = 0, padding_mask: Tensor | None = None
@@ -619,9 +612,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             )
             raise ParameterError("positions", self.scheme.known_as, ["relative"], message)
         number = check_layer(layer, self.n_layer)
-        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        record, padding_mask, _ = self._watch(tokens, mems, padding_mask)
         u, v = (tf.cast(bias, self.compute_dtype) for bias in self.biases(number))
-        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(watched, u, v, number))
+        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(record, u, v, number))
 
     def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Tensor | None = None) -> tuple[Any, Any]:
         """`attention_probs` of all layers in one pass, and the memory for the next segment.
@@ -633,21 +626,21 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             segment.
         """
         self.build_at_once()
-        watched, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)
-        return unpack_pairs(padding_mask, tf.stack(watched.probs)), new_mems
+        record, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, tf.stack(record.probs)), new_mems
 
     def _watch(self, tokens: Tensor, mems: Any, padding_mask: Tensor | None) -> tuple[Any, Any, Any]:
         """Calls the network and records what its attentions compute.
 
         Returns:
-            `(watched, padding_mask, new_mems)`: a `Seen` whose rows are packed, the mask as bool or `None`, and the
-            memory for the next segment.
+            `(record, padding_mask, new_mems)`: an `AttentionRecord` whose rows are packed, the mask as bool or `None`,
+            and the memory for the next segment.
         """
         options = {}
         if padding_mask is not None:
             padding_mask = options["padding_mask"] = as_bool("padding_mask", padding_mask)
-        watched, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
-        return watched, padding_mask, new_mems
+        record, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
+        return record, padding_mask, new_mems
 
     @property
     def _default_save_signature(self) -> Any:

@@ -9,7 +9,7 @@ written to the ring like this:
     tokens 4 5     t4  t5  t2  t3     t0 and t1 are overwritten; the memory is t2 t3
 
 Keys and values never move. The position keys move instead: from each query to the next, the distances of the slots
-shift by one slot. They repeat with period K, so a rotated table of position keys is a slice of a longer table.
+shift by one slot. They repeat with period K, so the table in the order of the slots is a slice of a longer table.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head
@@ -92,7 +92,7 @@ class RingPlaces(NamedTuple):
     """`Places` of the keys in consecutive slots of a ring, for a block of queries."""
 
     klen: Size  # S
-    r: Any  # [H, S + T, D], see `_rotated`; for a single query a list of H tensors [S, D]; `None` without a table
+    r: Any  # see `_in_slot_order`: [H, S + T, D]; for a single query a list of H [S, D]; `None` without a table
     first_slot: Tensor  # int32 scalar, the slot of the first query, counted from the first of the S slots
     visible: Tensor | None = None  # as in `Places`
     special: dict[str, Any] = {}  # as in `Places`
@@ -120,26 +120,60 @@ class RingPlaces(NamedTuple):
         return shifted_scores(q, self.r, first=tgt_len - 1)[..., :klen]
 
 
+class View(NamedTuple):
+    """The slots of a ring that consecutive queries see."""
+
+    first_slot: Tensor  # int scalar, the slot of the first query
+    max_distance: Any = None  # int [T] or [B, T]: a query sees keys up to this distance. `None`: it sees all keys
+    # int [B, T]: keys and values at a greater distance count as zeros, because they belong to an earlier document.
+    # `None`: no keys count as zeros.
+    zero_beyond: Any = None
+
+    def of_queries(self, start: Tensor, query: Tensor, slots: Size) -> "View":
+        """The view of some of these queries.
+
+        Args:
+            start: int scalar tensor, the index of the first query.
+            query: int `[any]`, the indices of the queries.
+            slots: K, the number of slots in the ring.
+        """
+
+        def select(distance: Any) -> Any:
+            return None if distance is None else tf.gather(distance, query, axis=-1)
+
+        return View((self.first_slot + start) % slots, select(self.max_distance), select(self.zero_beyond))
+
+    def seen_slots(self, slots: Size) -> tuple[Any, Any]:
+        """Returns `(begin, S)`: the queries see only keys in the S slots from `begin` on.
+
+        If these slots go beyond an end of the ring, it returns all slots, `(0, K)`. There must be a `max_distance`.
+        """
+        query: Any = tf.range(tf.shape(self.max_distance)[-1])
+        begin: Any = self.first_slot - tf.reduce_max(self.max_distance - query)
+        end = self.first_slot + tf.size(query)
+        are_consecutive = (begin >= 0) & (end <= slots)
+        return tf.where(are_consecutive, begin, 0), tf.where(are_consecutive, end - begin, slots)
+
+
 def attend_ring(
     block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Tensor | None,
-    first_slot: Tensor, max_distance: Tensor | None, zero_beyond: Tensor | None = None, static_shapes: bool = False,
+    view: View, static_shapes: bool = False,
 ) -> Any:  # fmt: skip
     """Attends from the queries of one segment to a ring of cached keys and values.
 
     It takes one block of queries and, without `static_shapes`, one row of the batch at a time. So the scores stay in
-    the CPU's cache. After `set_threads`, it takes one block for each of the `operations_at_a_time`. A block takes only
-    the slots that its queries see, if these are consecutive. If each of many rows has a single query, it takes all rows
-    at once.
+    the CPU's cache. After `set_threads`, it takes one block for each of the `operations_at_a_time`. If each of many
+    rows has a single query, it takes all rows at once.
+
+    A block takes all slots, except in a segment that may be longer than a block: without `static_shapes` and with a
+    `max_distance`, a block of such a segment takes only the slots that its queries see, if these are consecutive.
 
     Args:
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
         content_q, position_q: `[B, H, T, D]`, queries.
         keys, values: `[B, H, K, D]`.
         r: `ring_positions`, or `None` if the scheme of positions has no table.
-        first_slot: int scalar tensor, the slot of the first query.
-        max_distance: int `[T]` or `[B, T]`. A query sees keys up to this distance. `None`: it sees all keys.
-        zero_beyond: int `[B, T]`. Keys and values at a greater distance count as zeros, because they belong to an
-            earlier document. `None`: no keys count as zeros.
+        view: the slots that the queries see.
         static_shapes: whether to compute all rows at once, for XLA.
 
     Returns:
@@ -148,23 +182,21 @@ def attend_ring(
     batch, n_head, tgt_len, d_head = shape_of(content_q)
     static_len = content_q.shape[2]
     if static_len is not None and static_len <= QUERY_BLOCK:
-        return _attend_block(
-            block, content_q, position_q, keys, values, r, first_slot, max_distance, zero_beyond, static_shapes
-        )
+        return _attend_block(block, content_q, position_q, keys, values, r, view, static_shapes)
 
     # A segment of unknown length may be shorter than a block.
     size: Any = QUERY_BLOCK if static_len is not None else tf.minimum(tgt_len, QUERY_BLOCK)
+    selects = not static_shapes and view.max_distance is not None
 
     def attend_from(start: Tensor) -> Any:
         """Attends from the block of queries that begins at `start`. The last query fills up the last block."""
         query = tf.minimum(start + tf.range(size), tgt_len - 1)
+        block_content_q = tf.gather(content_q, query, axis=2)
+        block_position_q = tf.gather(position_q, query, axis=2)
+        block_view = view.of_queries(start, query, shape_of(keys)[2])
         return _attend_block(
-            block, tf.gather(content_q, query, axis=2), tf.gather(position_q, query, axis=2), keys, values, r,
-            (first_slot + start) % shape_of(keys)[2],
-            None if max_distance is None else tf.gather(max_distance, query, axis=-1),
-            None if zero_beyond is None else tf.gather(zero_beyond, query, axis=-1), static_shapes,
-            selects=not static_shapes and max_distance is not None,
-        )  # fmt: skip
+            block, block_content_q, block_position_q, keys, values, r, block_view, static_shapes, selects
+        )
 
     shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
     spec = tf.TensorSpec(shape, content_q.dtype)
@@ -176,45 +208,27 @@ def attend_ring(
     return all_queries[:, :, :tgt_len]
 
 
-def _seen_slots(first_slot: Tensor, max_distance: Tensor, slots: Size) -> tuple[Any, Any]:
-    """Returns `(begin, S)`: consecutive queries see only keys in the S slots from `begin` on.
-
-    If these slots go beyond an end of the ring, it returns all slots, `(0, K)`.
-
-    Args:
-        first_slot: int scalar tensor, the slot of the first query.
-        max_distance: int `[T]` or `[B, T]`, see `attend_ring`.
-        slots: K, the number of slots in the ring.
-    """
-    query: Any = tf.range(tf.shape(max_distance)[-1])
-    begin: Any = first_slot - tf.reduce_max(max_distance - query)
-    end = first_slot + tf.size(query)
-    are_consecutive = (begin >= 0) & (end <= slots)
-    return tf.where(are_consecutive, begin, 0), tf.where(are_consecutive, end - begin, slots)
-
-
 def _attend_block(
     block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Any,
-    first_slot: Tensor, max_distance: Tensor | None, zero_beyond: Tensor | None, static_shapes: bool,
-    selects: bool = False,
+    view: View, static_shapes: bool, selects: bool = False,
 ) -> Any:  # fmt: skip
     """Attends to the ring from one block of queries. The arguments are those of `attend_ring`, for these queries.
 
-    With `selects`, it takes only the slots of `_seen_slots`.
+    With `selects`, it takes only the slots of `View.seen_slots`.
     """
     tgt_len = shape_of(content_q)[2]
     slots = shape_of(keys)[2]
-    begin, klen = _seen_slots(first_slot, max_distance, slots) if selects else (0, slots)
-    first_slot = first_slot - begin
+    begin, klen = view.seen_slots(slots) if selects else (0, slots)
+    first_slot = view.first_slot - begin
     if r is not None:
         by_head = content_q.shape[2] == 1 and not static_shapes
-        r = _rotated(r, first_slot, tgt_len, klen, slots, by_head)
+        r = _in_slot_order(r, first_slot, tgt_len, klen, slots, by_head)
     places = RingPlaces(klen, r, first_slot)
-    if max_distance is not None:
+    if view.max_distance is not None:
         distance = places.distances(content_q)  # [T, S]
-        places = places._replace(visible=distance <= max_distance[..., None])  # [T, S] or [B, T, S]
-        if zero_beyond is not None:
-            content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, S]
+        places = places._replace(visible=distance <= view.max_distance[..., None])  # [T, S] or [B, T, S]
+        if view.zero_beyond is not None:
+            content = tf.cast(distance <= view.zero_beyond[..., None], content_q.dtype)  # [B, T, S]
             places = places._replace(special={"content": content})
 
     def swapped(x: Tensor) -> Any:
@@ -223,7 +237,7 @@ def _attend_block(
 
     if static_shapes:
         return swapped(block(*map(swapped, (content_q, position_q, keys, values)), places))
-    if max_distance is None and at_once(content_q):
+    if view.max_distance is None and at_once(content_q):
         heads_first = tf.stack(tf.unstack(position_q, axis=1))  # faster than a transposition of so few numbers
         return block(RowsFirst(content_q), heads_first, RowsFirst(keys), RowsFirst(values), places)
 
@@ -243,7 +257,7 @@ def _attend_block(
 
 
 def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
-    """The table of distances for a ring, `[H, 2 * K + max_segment, D]`. Every result of `_rotated` is a slice of it.
+    """The table of distances for a ring, `[H, 2 * K + max_segment, D]`. `_in_slot_order` returns slices of it.
 
     Row x belongs to the distance `(K - 1 - x) mod K`.
 
@@ -254,14 +268,14 @@ def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
     return tf.concat([r_k, r_k, r_k[:, :max_segment]], 1)
 
 
-def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Size, slots: Size, by_head: bool) -> Any:
+def _in_slot_order(table: Tensor, first_slot: Tensor, tgt_len: Size, klen: Size, slots: Size, by_head: bool) -> Any:
     """The position keys in the order of the slots.
 
     Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of the result belongs to the distance
     `(first_slot + T - 1 - c) mod K`. So query i finds slot s in row `s + T - 1 - i`.
 
     Args:
-        position_keys: from `ring_positions`, `[H, 2 * K + max_segment, D]`.
+        table: from `ring_positions`, `[H, 2 * K + max_segment, D]`.
         first_slot: slot of the first query.
         tgt_len: T, number of queries.
         klen: S, the number of slots that the queries see.
@@ -273,5 +287,5 @@ def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Siz
     """
     start = (slots - tgt_len - first_slot) % slots
     if by_head:
-        return [tf.slice(table, [start, 0], [klen, -1]) for table in tf.unstack(position_keys)]
-    return tf.slice(position_keys, [0, start, 0], [-1, klen + tgt_len, -1])
+        return [tf.slice(of_head, [start, 0], [klen, -1]) for of_head in tf.unstack(table)]
+    return tf.slice(table, [0, start, 0], [-1, klen + tgt_len, -1])

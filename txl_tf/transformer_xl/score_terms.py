@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import txl_tf.equations as equations
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.kernels.watching import Seen, watching
+from txl_tf.kernels.watching import AttentionRecord, watching
 from txl_tf.transformer_xl.attention import rel_multihead_attn
 
 
@@ -29,15 +29,15 @@ def score_terms(
         future, (b) and (d) contain the score of another distance, see `rel_shift`.
     """
     o_kernel = tf.zeros(r_kernel.shape[::-1], r_kernel.dtype)  # the scores depend only on its shape
-    with watching() as watched:
+    with watching() as record:
         rel_multihead_attn(
             w, r, r_w_bias, r_r_bias, None, mems, qkv_kernel, r_kernel, o_kernel, content_mask=content_mask
         )
-    return terms_of(watched, r_w_bias, r_r_bias)
+    return terms_of(record, r_w_bias, r_r_bias)
 
 
-def terms_of(watched: Seen, r_w_bias: Tensor, r_r_bias: Tensor, number: int = 0) -> tuple[Any, Any, Any, Any]:
+def terms_of(record: AttentionRecord, r_w_bias: Tensor, r_r_bias: Tensor, number: int = 0) -> tuple[Any, Any, Any, Any]:
     """The `score_terms` of one of the attentions that were watched: `number` counts them from 0 on."""
-    q, k, places = watched.parts[number]
+    q, k, places = record.parts[number]
     scale = r_w_bias.shape[1] ** -0.5
     return equations.score_terms(q, k, places, r_w_bias, r_r_bias, scale)

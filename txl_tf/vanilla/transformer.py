@@ -25,7 +25,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels import cross_entropy, project
 from txl_tf.kernels.dropout import split
 from txl_tf.kernels.dtypes import at_least_float32
-from txl_tf.kernels.packing import pack, packed_order, packed_places
+from txl_tf.kernels.packing import pack, packed_order, packed_positions
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import beam_search
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
@@ -288,10 +288,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """
         source, target = self.checked(inputs)
         hidden, weights = self._packed_forward(source, target, training, dropout_key)
-        source_places, target_places = (packed_places(ids != PADDING) for ids in (source, target))
+        source_positions, target_positions = (packed_positions(ids != PADDING) for ids in (source, target))
         for name, probs in weights.items():  # from positions in packed rows to positions in the given rows
-            queries = source_places if name.startswith("encoder") else target_places
-            keys = target_places if name.endswith("block1") else source_places
+            queries = source_positions if name.startswith("encoder") else target_positions
+            keys = target_positions if name.endswith("block1") else source_positions
             probs = tf.gather(probs, queries, axis=2, batch_dims=1)
             weights[name] = tf.gather(probs, keys, axis=3, batch_dims=1)
         return self.logits(hidden), weights
@@ -566,5 +566,5 @@ def _after_elements(hidden: Tensor, mask: Tensor) -> Tensor:
     row without such padding is packed already, and does not change.
     """
     has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
-    places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
-    return tf.gather(hidden, tf.where(has_gap, places, tf.range(shape_of(mask)[1])), batch_dims=1)
+    positions = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
+    return tf.gather(hidden, tf.where(has_gap, positions, tf.range(shape_of(mask)[1])), batch_dims=1)
