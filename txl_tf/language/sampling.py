@@ -218,7 +218,7 @@ def sample(
     """
     sizes = [bias.shape[0] for _, bias, _ in bins]
     sizes[0] -= len(bins) - 1
-    starts = np.cumsum([0, *sizes[:-1]])
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
 
     def draw(head, tail_scores):
         """Draws from the scores of the first cluster, then from `tail_scores(i, pick)` in the rows that drew cluster i.
@@ -226,18 +226,18 @@ def sample(
         `pick(x)` is the rows of `x` that drew cluster i. With static shapes, it is all rows of `x`, and the words that
         the others draw are discarded.
         """
-        token = sample_categorical(head, uniform[:, 0])
+        drawn_in_head = token = sample_categorical(head, uniform[:, 0])
         for i in range(1, len(bins)):
-            drawn = token == sizes[0] + i - 1
+            drawn = drawn_in_head == sizes[0] + i - 1
             if static_shapes:
                 word = sample_categorical(tail_scores(i, tf.identity), uniform[:, 1])
-                token = tf.where(drawn, -word - int(starts[i]), token)  # negative, unlike the numbers of clusters
+                token = tf.where(drawn, starts[i] + word, token)
             else:
                 rows = tf.where(drawn)
                 pick = functools.partial(tf.gather_nd, indices=rows)
                 word = sample_categorical(tail_scores(i, pick), pick(uniform[:, 1]))
-                token = tf.tensor_scatter_nd_update(token, rows, -word - int(starts[i]))
-        return tf.abs(token)
+                token = tf.tensor_scatter_nd_update(token, rows, starts[i] + word)
+        return token
 
     def plain():
         """Draws from the model's distribution."""
