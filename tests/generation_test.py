@@ -249,7 +249,7 @@ def traced(monkeypatch):
     """The shapes of the prompts, and of the stop strings, that graphs are made for; they write zeros."""
     shapes = []
 
-    def write(lm, prompt, lengths, uniform, limits, sampling, stops, number, static_shapes):
+    def write(lm, prompt, lengths, uniform, limits, sampling, stops, number, static_shapes, **options):
         shapes.append((prompt.shape.as_list(), stops.strings.shape.as_list()))
         assert static_shapes == uniform.shape.is_fully_defined()
         room = tf.shape(uniform)[0]

@@ -342,6 +342,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         texts = strategy.run(write, kwargs=arguments)
         return tf.nest.map_structure(lambda per_replica: of_replicas(per_replica)[0], texts)
 
+    _search_tokens = compiled_method()(generation.search_tokens)
+
     @compiled_method()
     def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:
         """`uniform_draws` for the first `n_tokens` tokens, as a graph."""

@@ -11,7 +11,7 @@ from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.generation import check_search, write_texts
+from txl_tf.language.generation import check_beam_options, write_texts
 from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
 from txl_tf.language.stopping import check_stops, token_of
 from txl_tf.schema import check_names, keywords_of
@@ -224,7 +224,7 @@ def check_texts(
     check_integer("beam_size", beam_size, 1, len(vocab))
     NOT_NEGATIVE("length_penalty", length_penalty)
     if beam_size > 1:
-        check_search(beam_size, num_return_sequences, sampling)
+        check_beam_options(beam_size, num_return_sequences, sampling)
     stops = stops_of(vocab, stop_strings, stop_at_newline, stop_at_document)
     check_stops(len(vocab), **stops, vocab=vocab)
     token = constraint_end(logits_processor)
