@@ -132,6 +132,16 @@ def test_seeds_decide_the_draws_and_the_number_of_tokens_does_not(lm, prompt):
     assert np.any(unseeded[0] != unseeded[1])
 
 
+def test_numbers_may_be_numpy_s(lm, prompt):
+    numbers = {"num_return_sequences": 2, "seed": 3, "top_k": 5, "stop_token": 4, "segment": 4}
+    of_numpy = {name: np.int64(number) for name, number in numbers.items()}
+    expected = generate(lm, prompt, 6, **numbers)
+    np.testing.assert_array_equal(generate(lm, prompt, np.int64(6), **of_numpy), expected)
+    np.testing.assert_array_equal(generate(lm, prompt, np.uint8(6), **of_numpy), expected)
+    expected = generate(lm, prompt, 6, beam_size=2)
+    np.testing.assert_array_equal(generate(lm, prompt, np.int64(6), beam_size=np.int64(2)), expected)
+
+
 def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
     free = generate(lm, prompt, 8, seed=[1, 2, 3]).numpy()
     stop = next(int(token) for token in free[0, 8:] if not (free[:, 7:] == token).any(1).all())

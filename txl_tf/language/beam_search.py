@@ -90,12 +90,13 @@ def generate(
             where = "for a beam search" if searches else "with a temperature of 0, which draws nothing"
             raise ParameterError(name, value, f"None {where}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
+    # NumPy's integers may have another dtype than int32.
+    n_tokens, start, end, beam_size = int(n_tokens), int(start), -1 if end is None else int(end), int(beam_size)
     # The arguments become tensors, because every value of a Python number would get its own graph.
     source = tf.constant(source, tf.int32)
     limit = tf.constant(n_tokens)
     allowed = writable(model, suppressed)
     if not searches:
-        end = -1 if end is None else end
         return model._sample(source, start, end, limit, sampling if temperature else None, allowed=allowed)
     penalty = tf.constant(length_penalty, model.loss_dtype)
     ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed=allowed)

@@ -374,6 +374,7 @@ def write_texts(
     n_token = lm.network.n_token
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)
+    max_new_tokens = int(max_new_tokens)  # a NumPy integer may have another dtype than int32
     check_integer("num_return_sequences", num_return_sequences, 1)
     options = check_sampling(len(prompt), **sampling)
     stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
@@ -450,7 +451,7 @@ def _sample_texts(
         "prompt": tf.constant(prompt, tf.int32),
         "lengths": tf.constant(lengths, tf.int32),
         "uniform": lm._uniform_draws(sampling.seeds, tf.constant(room)),
-        "limits": tf.fill([batch * number], tf.constant(max_new_tokens, tf.int32)),
+        "limits": tf.fill([batch * number], max_new_tokens),
         "sampling": sampling,
         "stops": stops,
     }
@@ -472,7 +473,7 @@ def _search_texts(
     arguments = {
         "prompt": tf.constant(prompt, tf.int32),
         "lengths": tf.constant(lengths, tf.int32),
-        "room": tf.constant(max_new_tokens, tf.int32),
+        "room": tf.constant(max_new_tokens),
         "length_penalty": tf.constant(float(length_penalty), lm.loss_dtype),
         "stop_token": stop_token,
     }

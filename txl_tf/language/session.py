@@ -184,7 +184,7 @@ class Session:
             self._precomputed,
             self._text,
             tf.constant(self._drawn),
-            tf.constant(max_new_tokens),
+            tf.constant(max_new_tokens, tf.int32),
             options,
             stops,
             with_nll,
