@@ -18,13 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.calls import known_names
-from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.config.checks import NOT_NEGATIVE, check_integer
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows, write_tokens
 from txl_tf.language.sampling import (
-    check_integer,
     check_sampling,
     sample_categorical,
     tempered,

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import REPETITION_WINDOW
-from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.config.checks import NOT_NEGATIVE, check_integer
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.beam_search import NO_CHANCE, search
@@ -32,7 +32,6 @@ from txl_tf.language.sampling import (
     SAMPLING,
     History,
     Sampling,
-    check_integer,
     check_sampling,
     no_history,
     of_sequences,

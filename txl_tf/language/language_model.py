@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import ModelConfig, NetworkConfig, SoftmaxConfig
+from txl_tf.config.checks import check_integer
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
 from txl_tf.equations import only_gradient
 from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError, brief
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import generation
-from txl_tf.language.sampling import check_integer, uniform_draws
+from txl_tf.language.sampling import uniform_draws
 from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
+from txl_tf.config.checks import check_integer
 from txl_tf.equations import head_of
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import logits
@@ -284,12 +285,6 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
 
     uniform = tf.map_fn(draw, keys, fn_output_signature=tf.TensorSpec([2], tf.float64))
     return tf.reshape(uniform, [number, batch, 2])
-
-
-def check_integer(name: str, value: Any, least: int, most: int = 2**31 - 1) -> None:
-    """Raises ParameterError if `value` is not an integer from `least` to `most`."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value <= most:
-        raise ParameterError(name, value, f"an integer from {least} to {most}")
 
 
 # `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors. With the limit of

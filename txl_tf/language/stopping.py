@@ -22,10 +22,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import check_integer
 from txl_tf.data.text_files import plain_text
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.language.sampling import check_integer
 
 NONE = -1  # padding of units
 BEFORE = -2  # a unit of the prompt, which cannot be part of a stop string

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.config.checks import NOT_NEGATIVE, check_integer
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
 from txl_tf.language.constraint import Constraint
 from txl_tf.language.generation import check_beam_options, write_texts
-from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
+from txl_tf.language.sampling import SAMPLING, check_sampling
 from txl_tf.language.stopping import check_stops, token_of
 from txl_tf.schema import check_names, keywords_of
 
