@@ -289,7 +289,7 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
 
 # `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors. With the limit of
 # 1e30, products of log-probabilities with these numbers do not overflow in float32.
-OPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
+RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "temperature": (lambda x: (x >= 0) & (x <= 1e30), "be 0 or more, at most 1e30"),
     "top_p": (lambda x: (x > 0) & (x <= 1), "lie in (0, 1]"),
     "min_p": (lambda x: (x >= 0) & (x < 1), "lie in [0, 1)"),
@@ -312,7 +312,7 @@ def check_sampling(
         "repetition_penalty": 1.0 if repetition_penalty is None else repetition_penalty,
     }
     for name, value in floats.items():
-        holds, allowed = OPTIONS[name]
+        holds, allowed = RANGES[name]
         number = as_array(name, value, allowed.removeprefix("be "))
         if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
             raise ParameterError(name, value, allowed.removeprefix("be "), f"{name} must {allowed}, got {brief(value)}")
