@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import raises_parameter, randomise
 
-from txl_tf.language.beam_search import beam_search, sample_sequences
+from txl_tf.vanilla.generation import beam_search, sample_sequences
 from txl_tf.vanilla.transformer import Transformer
 
 START, END, MOST, VOCAB = 1, 2, 4, 6  # symbols 3, 4, 5 and the end may be written, and the start
