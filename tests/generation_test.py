@@ -10,10 +10,10 @@ from txl_tf.language.generation import Texts, generate, generate_tokens
 from txl_tf.language.sampling import (
     check_sampling,
     no_history,
-    of_sequences,
     precompute_softmax,
     remember_segment,
     sample,
+    sampling_of_sequences,
     uniform_draws,
 )
 from txl_tf.language.stopping import check_stops
@@ -236,7 +236,7 @@ def test_xla_writes_the_same_text(lm, prompt, sampling):
     stopping = {
         name: how.pop(name) for name in ("stop_token", "stop_strings", "stop_at_newline", "vocab") if name in how
     }
-    options = of_sequences(check_sampling(3, seed=[1, 2, 3], **how), number)
+    options = sampling_of_sequences(check_sampling(3, seed=[1, 2, 3], **how), number)
     ids = tf.constant(np.where(np.arange(7) < lengths[:, None], prompt, 0), tf.int32)
     uniform, limits = uniform_draws(options.seeds, 0, 11), tf.fill([3 * number], 9)
     write = tf.function(generate_tokens, jit_compile=True, autograph=False)
@@ -301,7 +301,7 @@ def test_several_sequences_of_a_prompt_stand_next_to_each_other(lm, prompt, monk
         seed = np.array([4, 5, -6])
         many, lengths = generate(lm, prompt, 8, seed=seed, num_return_sequences=3, with_lengths=True, **options)
         assert many.shape == [9, 15] and read[-1] == 3
-        seeds = of_sequences(check_sampling(3, seed=seed), 3).seeds.numpy().reshape(3, 3)
+        seeds = sampling_of_sequences(check_sampling(3, seed=seed), 3).seeds.numpy().reshape(3, 3)
         for k in range(3):
             alone, its_lengths = generate(lm, prompt, 8, seed=seeds[:, k], with_lengths=True, **options)
             np.testing.assert_array_equal(many[k::3], alone)

@@ -110,7 +110,7 @@ from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, newline_ids, unescape
 from txl_tf.files import naming_read_errors
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.sampling import check_sampling, of_sequences
+from txl_tf.language.sampling import check_sampling, sampling_of_sequences
 from txl_tf.language.session import Session
 from txl_tf.language.text_generator import (
     POOL,
@@ -454,7 +454,7 @@ def main():
     if FLAGS.beam_size > 1 or options["logits_processor"] is not None:
         return print_when_complete(folder, vocab, ids, echo=bool(prompt))
     sampling = sampling_options()
-    seeds = of_sequences(check_sampling(1, **sampling), FLAGS.num_return_sequences).seeds.numpy().tolist()
+    seeds = sampling_of_sequences(check_sampling(1, **sampling), FLAGS.num_return_sequences).seeds.numpy().tolist()
     writer = Writer(load_model(folder, **model_changes()), vocab, sampling | ends | {"seed": seeds[0]})
     if ids is not None:
         writer.read(ids, echo=bool(prompt), show=len(seeds) == 1)

@@ -28,7 +28,7 @@ from txl_tf.serving.decoder import Alternatives, Decoder, Job, Piece
 
 MOST_STOPS = 4
 MOST_LOGPROBS = 5
-NEXT_SEED = 0x9E3779B9  # difference between the seeds of two texts of a prompt, see `of_sequences`
+NEXT_SEED = 0x9E3779B9  # difference between the seeds of two texts of a prompt, see `sampling_of_sequences`
 # Parameters of OpenAI's interface that this server does not support, and the values that it accepts for them, which
 # change nothing.
 NEUTRAL: dict[str, tuple] = {

@@ -34,13 +34,13 @@ from txl_tf.language.sampling import (
     Sampling,
     check_sampling,
     no_history,
-    of_sequences,
     precompute_softmax,
     remember,
     remember_segment,
     repeated,
     sample,
     sample_words,
+    sampling_of_sequences,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.base import as_array, tensor_error
@@ -312,7 +312,7 @@ def generate(
         max_new_tokens: int, at least 0.
         lengths: int `[batch]`, for prompts of different lengths: row b is `prompt[b, :lengths[b]]`.
         num_return_sequences: texts for every prompt, which are neighbours in the result. The first text is the same as
-            with `num_return_sequences=1`. The others have their own seeds, see `sampling.of_sequences`.
+            with `num_return_sequences=1`. The others have their own seeds, see `sampling_of_sequences`.
         stop_token: id that ends a row.
         stop_strings: list of strings. A row ends with the token that completes one of them in the new text, even if the
             string ends inside that token; see `txl_tf.language.stopping`.
@@ -441,7 +441,7 @@ def _sample_texts(
     """Calls the graph of `generate_tokens` with checked arguments. `fixed` are those that are no tensors."""
     batch, n = prompt.shape
     room = max_new_tokens
-    sampling = of_sequences(sampling, number)
+    sampling = sampling_of_sequences(sampling, number)
     if lm.static_shapes:  # every shape is compiled, so there should be few
         room = _room(room)
         stops = with_room(stops)

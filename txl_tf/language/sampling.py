@@ -342,7 +342,7 @@ def repeated(rows: Any, number: Size) -> Any:
     return tf.nest.map_structure(lambda tensor: tf.repeat(tensor, number, 0) if tensor.shape.rank else tensor, rows)
 
 
-def of_sequences(sampling: Sampling, number: Size) -> Sampling:
+def sampling_of_sequences(sampling: Sampling, number: Size) -> Sampling:
     """The options for `number` sequences of every row, which are neighbours in the result: `[B * number]`.
 
     The first sequence has the seed of its row. Every other has the seed of the previous one plus 0x9E3779B9, in 32
