@@ -24,6 +24,7 @@ import tensorflow as tf
 from txl_tf.calls import known_names
 from txl_tf.config import REPETITION_WINDOW
 from txl_tf.config.checks import NOT_NEGATIVE, check_integer
+from txl_tf.data.batching import next_power_of_two
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.beam_search import NO_CHANCE, search
@@ -267,11 +268,6 @@ def generate_tokens(
     return joined(prompt, lengths, written.tokens, written.lengths, written.excess, stops.token)
 
 
-def _room(n: int) -> int:
-    """The next power of two, at least 16. So prompts and texts have few lengths, and XLA compiles few graphs."""
-    return max(16, 1 << (n - 1).bit_length())
-
-
 def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, np.ndarray]:
     """Checks the arguments of `generate` and returns them as arrays, with 0 after the end of shorter prompts."""
     allowed = "integers [batch, n], n at least 1"
@@ -443,9 +439,9 @@ def _sample_texts(
     room = max_new_tokens
     sampling = sampling_of_sequences(sampling, number)
     if lm.static_shapes:  # every shape is compiled, so there should be few
-        room = _room(room)
+        room = next_power_of_two(max_new_tokens, 16)
         stops = with_room(stops)
-        prompt = np.pad(prompt, [(0, 0), (0, _room(n) - n)])
+        prompt = np.pad(prompt, [(0, 0), (0, next_power_of_two(n, 16) - n)])
     arguments = {
         "prompt": tf.constant(prompt, tf.int32),
         "lengths": tf.constant(lengths, tf.int32),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl_tf.config.checks import NOT_NEGATIVE, check_integer
-from txl_tf.data.batching import by_length, in_order, padded
+from txl_tf.data.batching import by_length, in_order, next_power_of_two, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
 from txl_tf.language.constraint import Constraint
@@ -178,7 +178,7 @@ class TextGenerator:
 
         The batch is padded to a power of two, because every size of a batch has its own graph.
         """
-        n_padding = (1 << (len(prompts) - 1).bit_length()) - len(prompts)
+        n_padding = next_power_of_two(len(prompts)) - len(prompts)
         rows = [*prompts, *([prompts[-1]] * n_padding)]
         ids = [ids for _, ids in rows]
         n = self.number
