@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from txl_tf.data.batching import EpochBatches, by_length, in_order, padded, shuffled
+from txl_tf.data.batching import EpochBatches, by_length, in_order, next_power_of_two, padded, shuffled
 
 
 def rows_of(*arguments):
@@ -24,6 +24,11 @@ def test_a_function_says_how_many_rows_fit_and_at_least_one_does():
     lengths = np.array([1, 2, 3, 4, 9])
     found = rows_of(-lengths, lambda left: 6 // lengths[left[0]])
     assert found == [[4], [3], [2, 1], [0]]
+
+
+def test_sizes_are_rounded_up_to_powers_of_two():
+    assert [next_power_of_two(n) for n in (1, 2, 3, 4, 5, 64, 65)] == [1, 2, 4, 4, 8, 64, 128]
+    assert [next_power_of_two(n, 16) for n in (0, 1, 16, 17)] == [16, 16, 16, 32]
 
 
 def test_answers_are_in_the_order_of_the_items():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import raises_parameter, randomise
 
-from txl_tf.language.beam_search import beam_search, sample_sequences
+from txl_tf.vanilla.generation import beam_search, sample_sequences
 from txl_tf.vanilla.transformer import Transformer
 
 START, END, MOST, VOCAB = 1, 2, 4, 6  # symbols 3, 4, 5 and the end may be written, and the start
@@ -122,6 +122,15 @@ def test_suppressed_symbols_are_not_written(options, model):
 def test_symbols_that_cannot_be_suppressed_are_refused(model, given, name):
     with raises_parameter(name):
         model.generate(SOURCE, start=START, end=END, suppress_tokens=given, beam_size=4)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"beam_size": 3, "n_best": 2}], ids=str)
+def test_numbers_may_be_numpy_s(model, options):
+    numbers = {"start": START, "end": END, "max_new_tokens": 4, **options}
+    of_numpy = {name: np.array(number)[()] for name, number in numbers.items()}
+    assert isinstance(of_numpy["end"], np.int64)
+    for found, expected in zip(model.generate(SOURCE, **of_numpy), model.generate(SOURCE, **numbers), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("temperature", [1e-60, 1e-38])

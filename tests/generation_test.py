@@ -10,10 +10,10 @@ from txl_tf.language.generation import Texts, generate, generate_tokens
 from txl_tf.language.sampling import (
     check_sampling,
     no_history,
-    of_sequences,
     precompute_softmax,
     remember_segment,
     sample,
+    sampling_of_sequences,
     uniform_draws,
 )
 from txl_tf.language.stopping import check_stops
@@ -132,6 +132,16 @@ def test_seeds_decide_the_draws_and_the_number_of_tokens_does_not(lm, prompt):
     assert np.any(unseeded[0] != unseeded[1])
 
 
+def test_numbers_may_be_numpy_s(lm, prompt):
+    numbers = {"num_return_sequences": 2, "seed": 3, "top_k": 5, "stop_token": 4, "segment": 4}
+    of_numpy = {name: np.int64(number) for name, number in numbers.items()}
+    expected = generate(lm, prompt, 6, **numbers)
+    np.testing.assert_array_equal(generate(lm, prompt, np.int64(6), **of_numpy), expected)
+    np.testing.assert_array_equal(generate(lm, prompt, np.uint8(6), **of_numpy), expected)
+    expected = generate(lm, prompt, 6, beam_size=2)
+    np.testing.assert_array_equal(generate(lm, prompt, np.int64(6), beam_size=np.int64(2)), expected)
+
+
 def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
     free = generate(lm, prompt, 8, seed=[1, 2, 3]).numpy()
     stop = next(int(token) for token in free[0, 8:] if not (free[:, 7:] == token).any(1).all())
@@ -226,7 +236,7 @@ def test_xla_writes_the_same_text(lm, prompt, sampling):
     stopping = {
         name: how.pop(name) for name in ("stop_token", "stop_strings", "stop_at_newline", "vocab") if name in how
     }
-    options = of_sequences(check_sampling(3, seed=[1, 2, 3], **how), number)
+    options = sampling_of_sequences(check_sampling(3, seed=[1, 2, 3], **how), number)
     ids = tf.constant(np.where(np.arange(7) < lengths[:, None], prompt, 0), tf.int32)
     uniform, limits = uniform_draws(options.seeds, 0, 11), tf.fill([3 * number], 9)
     write = tf.function(generate_tokens, jit_compile=True, autograph=False)
@@ -249,7 +259,7 @@ def traced(monkeypatch):
     """The shapes of the prompts, and of the stop strings, that graphs are made for; they write zeros."""
     shapes = []
 
-    def write(lm, prompt, lengths, uniform, limits, sampling, stops, number, static_shapes):
+    def write(lm, prompt, lengths, uniform, limits, sampling, stops, number, static_shapes, **options):
         shapes.append((prompt.shape.as_list(), stops.strings.shape.as_list()))
         assert static_shapes == uniform.shape.is_fully_defined()
         room = tf.shape(uniform)[0]
@@ -291,7 +301,7 @@ def test_several_sequences_of_a_prompt_stand_next_to_each_other(lm, prompt, monk
         seed = np.array([4, 5, -6])
         many, lengths = generate(lm, prompt, 8, seed=seed, num_return_sequences=3, with_lengths=True, **options)
         assert many.shape == [9, 15] and read[-1] == 3
-        seeds = of_sequences(check_sampling(3, seed=seed), 3).seeds.numpy().reshape(3, 3)
+        seeds = sampling_of_sequences(check_sampling(3, seed=seed), 3).seeds.numpy().reshape(3, 3)
         for k in range(3):
             alone, its_lengths = generate(lm, prompt, 8, seed=seeds[:, k], with_lengths=True, **options)
             np.testing.assert_array_equal(many[k::3], alone)

@@ -10,7 +10,6 @@ from txl_tf.language.sampling import (
     at_least_min_p,
     check_sampling,
     no_history,
-    of_sequences,
     penalise,
     precompute_softmax,
     remember,
@@ -18,6 +17,7 @@ from txl_tf.language.sampling import (
     sample,
     sample_categorical,
     sample_words,
+    sampling_of_sequences,
     top_k_top_p,
     uniform_draws,
 )
@@ -214,14 +214,14 @@ def test_numbers_depend_on_the_row_s_seed_and_on_how_many_it_has_drawn():
 
 def test_sequences_of_a_row_have_seeds_of_their_own():
     sampling = check_sampling(2, seed=[7, -(2**31)], top_k=5, min_p=0.25)
-    many = of_sequences(sampling, 3)
+    many = sampling_of_sequences(sampling, 3)
     np.testing.assert_array_equal(many.seeds[::3], sampling.seeds)
     steps = [(seed + k * 0x9E3779B9 + 2**31) % 2**32 - 2**31 for seed in (7, -(2**31)) for k in range(3)]
     np.testing.assert_array_equal(many.seeds, steps)
     for found, given in zip(many[:-1], sampling[:-1], strict=True):
         np.testing.assert_array_equal(found, np.repeat(given, 3))
-    np.testing.assert_array_equal(of_sequences(sampling, tf.constant(3)).seeds, steps)
-    neighbours = of_sequences(check_sampling(100, seed=np.arange(100)), 100).seeds.numpy()
+    np.testing.assert_array_equal(sampling_of_sequences(sampling, tf.constant(3)).seeds, steps)
+    neighbours = sampling_of_sequences(check_sampling(100, seed=np.arange(100)), 100).seeds.numpy()
     assert len(set(neighbours)) == 10000
 
 

@@ -92,6 +92,11 @@ def test_all_options_of_three_rows_are_those_of_generate(lm, prompt):
     np.testing.assert_array_equal(written, generate(lm, prompt, 10, **OPTIONS, seed=[1, 2, 3])[:, 7:])
 
 
+def test_numbers_may_be_numpy_s(lm, prompt, after_prompt):
+    written = [after_prompt.copy().write(number, seed=1)[0] for number in (2, np.int64(2))]
+    np.testing.assert_array_equal(*written)
+
+
 def test_the_penalty_is_for_what_was_read_and_written_in_turns(lm, prompt, after_prompt):
     """After an answer, against log-probabilities and a list of the last tokens."""
     session, options = after_prompt.copy(), {"temperature": 0, "repetition_penalty": 5.0, "repetition_window": 9}

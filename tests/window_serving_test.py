@@ -7,7 +7,7 @@ from helpers import SMALL, raises_naming, randomise, word_vocab
 
 import txl_tf
 from txl_tf.language.generation import generate, generate_tokens
-from txl_tf.language.sampling import check_sampling, of_sequences, uniform_draws
+from txl_tf.language.sampling import check_sampling, sampling_of_sequences, uniform_draws
 from txl_tf.language.stopping import no_stops
 from txl_tf.serving.language_model import LanguageModelSignatures
 
@@ -94,7 +94,7 @@ def test_texts_are_written(lm, signatures, text, whole):
     vectors |= {"tokens": tf.constant(text[:1, :4]), "lengths": tf.constant([4]), "max_new_tokens": tf.constant([9])}
     number, limits = options["num_return_sequences"], tf.fill([3], 9)
     of_prompt = {name: value for name, value in options.items() if name != "num_return_sequences"}
-    sampling = of_sequences(check_sampling(1, **of_prompt), number)
+    sampling = sampling_of_sequences(check_sampling(1, **of_prompt), number)
     prompt, uniform = tf.constant(text[:1, :4]), uniform_draws(sampling.seeds, 0, 9)
     free = generate_tokens(lm, prompt, tf.constant([4]), uniform, limits, sampling, no_stops(23), number).tokens.numpy()
     served = signatures["generate"](**vectors, stop_ids=tf.zeros([1, 0, 0], tf.int32))

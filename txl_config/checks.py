@@ -132,6 +132,12 @@ def is_integer(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 
+def check_integer(name: str, value: Any, least: int, most: int = 2**31 - 1) -> None:
+    """Raises ParameterError if `value` is not an integer from `least` to `most`."""
+    if not is_integer(value) or not least <= value <= most:
+        raise ParameterError(name, value, f"an integer from {least} to {most}")
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a real number of Python or NumPy. True and False are not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real)

@@ -110,7 +110,7 @@ from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, newline_ids, unescape
 from txl_tf.files import naming_read_errors
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.sampling import check_sampling, of_sequences
+from txl_tf.language.sampling import check_sampling, sampling_of_sequences
 from txl_tf.language.session import Session
 from txl_tf.language.text_generator import (
     POOL,
@@ -274,7 +274,7 @@ def line_of(answer, number=None):
 
     Args:
         answer: a `Continuation`, or a `LineError`.
-        number: not used.
+        number: the number of the line, which `Answering` passes; not used.
     """
     if isinstance(answer, LineError):
         error = {"prompt": answer.text, "error": answer.reason}
@@ -408,17 +408,19 @@ def check_flags():
     limits = ["top_k", "top_p", "min_p"]
     several = changed(["num_return_sequences"])  # 1, the default, is always allowed
     penalty = ["repetition_penalty", "repetition_window"]
-    of_search = changed(["beam_size"]) + given(["regex", "json_schema", "suppress_tokens"])
+    whole_text_flags = changed(["beam_size"]) + given(["regex", "json_schema", "suppress_tokens"])
     search = FLAGS.beam_size > 1
     draws_nothing = f"is for sampling, and a beam search (--beam_size={FLAGS.beam_size}) draws nothing"
-    complete = f"prints tokens one by one, and with --{of_search[0]} a text is complete first" if of_search else ""
+    complete = ""
+    if whole_text_flags:
+        complete = f"prints tokens one by one, and with --{whole_text_flags[0]} a text is complete first"
     # Each rule: flags, whether they have an effect, and why not, see `check_used`.
     check_used(
         (input_flags, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         (("prompt", "prompt_file", "interactive", "verbose"), FLAGS.input is None, "and --input exclude each other"),
         (["temperature", *limits, *penalty, "seed", *changed(["greedy"])], not search, draws_nothing),
         (("length_penalty",), search, "is for a beam search: give --beam_size, too"),
-        (changed(["interactive", "verbose"]), not of_search, complete),
+        (changed(["interactive", "verbose"]), not whole_text_flags, complete),
         (given(["regex", "json_schema"]), not FLAGS.suppress_tokens, "and --suppress_tokens exclude each other"),
         (["temperature", *limits, *several], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
         (limits + several, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
@@ -452,7 +454,7 @@ def main():
     if FLAGS.beam_size > 1 or options["logits_processor"] is not None:
         return print_when_complete(folder, vocab, ids, echo=bool(prompt))
     sampling = sampling_options()
-    seeds = of_sequences(check_sampling(1, **sampling), FLAGS.num_return_sequences).seeds.numpy().tolist()
+    seeds = sampling_of_sequences(check_sampling(1, **sampling), FLAGS.num_return_sequences).seeds.numpy().tolist()
     writer = Writer(load_model(folder, **model_changes()), vocab, sampling | ends | {"seed": seeds[0]})
     if ids is not None:
         writer.read(ids, echo=bool(prompt), show=len(seeds) == 1)

@@ -87,7 +87,7 @@ def lines_of(tagged, number=None, tag_first=False):
 
     Args:
         tagged: a `TaggedLine`, or a `LineError`.
-        number: not used.
+        number: the number of the line, which `Answering` passes; not used.
         tag_first: with --format=conll: whether the tag stands before the token.
     """
     if FLAGS.format == "json":

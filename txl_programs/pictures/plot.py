@@ -131,12 +131,12 @@ from txl_programs.pictures.heads import (
 )
 from txl_programs.pictures.ideas import draw_masks, draw_positions, draw_shift, draw_wavelengths
 from txl_programs.pictures.scaling import draw_scaling, read_figures
+from txl_tf.config.checks import check_integer
 from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START_ID, read_lines, without_ends
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.files import check_writable
 from txl_tf.language.reading import nll_by_memory
-from txl_tf.language.sampling import check_integer
 from txl_tf.nn.positions import positional_encoding
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import metric_of

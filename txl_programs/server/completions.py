@@ -22,13 +22,13 @@ from txl_config import REPETITION_WINDOW
 from txl_config.errors import brief
 from txl_programs.server.errors import Failed
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.language.sampling import LONGEST_WINDOW, OPTIONS
+from txl_tf.language.sampling import LONGEST_WINDOW, RANGES
 from txl_tf.language.text_generator import TextStream
 from txl_tf.serving.decoder import Alternatives, Decoder, Job, Piece
 
 MOST_STOPS = 4
 MOST_LOGPROBS = 5
-NEXT_SEED = 0x9E3779B9  # difference between the seeds of two texts of a prompt, see `of_sequences`
+NEXT_SEED = 0x9E3779B9  # difference between the seeds of two texts of a prompt, see `sampling_of_sequences`
 # Parameters of OpenAI's interface that this server does not support, and the values that it accepts for them, which
 # change nothing.
 NEUTRAL: dict[str, tuple] = {
@@ -70,12 +70,12 @@ def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
 def number(values: dict, name: str, default: float) -> float:
     """Returns the number `name` of a request; `default` if it is left out or null.
 
-    Raises Failed if it is no number, or outside its range in `OPTIONS`.
+    Raises Failed if it is no number, or outside its range in `RANGES`.
     """
     value = values.get(name)
     if value is None:
         return default
-    in_range, allowed = OPTIONS[name]
+    in_range, allowed = RANGES[name]
     if type(value) not in (int, float) or not in_range(np.float64(value)):
         raise Failed(400, f"{name} must {allowed}, got {brief(value)}", name)
     return float(value)

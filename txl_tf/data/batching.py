@@ -46,6 +46,14 @@ def in_order(answer: Callable[..., Any], items: Sequence, batches: Iterator[np.n
     return answers
 
 
+def next_power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `n` and at least `least`, a power of two.
+
+    Sizes are padded to it, so that there are few shapes, and TensorFlow makes few graphs.
+    """
+    return 1 << (max(n, least) - 1).bit_length()
+
+
 def padded(rows: Sequence[np.ndarray], multiple: int = 1, width: int = 0) -> np.ndarray:
     """Pads rows with 0 on the right to one length: int32 `[rows, length]`.
 

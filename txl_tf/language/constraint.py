@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import check_integer
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.language.sampling import check_integer
 
 _MOST_ENTRIES = 1 << 28  # of the table, 1 GB
 _ENDED = 0  # the state after the stop token

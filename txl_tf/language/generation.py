@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import REPETITION_WINDOW
-from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.config.checks import NOT_NEGATIVE, check_integer
+from txl_tf.data.batching import next_power_of_two
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.beam_search import NO_CHANCE, search
@@ -32,16 +33,15 @@ from txl_tf.language.sampling import (
     SAMPLING,
     History,
     Sampling,
-    check_integer,
     check_sampling,
     no_history,
-    of_sequences,
     precompute_softmax,
     remember,
     remember_segment,
     repeated,
     sample,
     sample_words,
+    sampling_of_sequences,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.base import as_array, tensor_error
@@ -162,21 +162,24 @@ def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) ->
 
 
 def search_tokens(
-    lm: Any, prompt: Tensor, lengths: Tensor, limits: Tensor, stops: Stops, room: Size, beam_size: int,
-    length_penalty: Tensor, number: int, has_stop_token: bool, segment: int | None = None, processor: Any = None,
+    lm: Any, prompt: Tensor, lengths: Tensor, room: Size, length_penalty: Tensor, stop_token: Tensor, *,
+    has_stop_token: bool, beam_size: int, number: int, segment: int | None, logits_processor: Any,
 ) -> Texts:  # fmt: skip
-    """The `Texts` of a beam search: the `number` best ones of each prompt.
+    """The computation of a beam search of `generate`, for a graph. Arguments are not checked.
 
     Args:
-        lm, prompt, lengths, limits, stops, number: see `generate_tokens`; `limits` has a row for each prompt.
+        lm, prompt, lengths: see `generate_tokens`.
         room: the largest number of new tokens.
-        has_stop_token: whether there is a stop token.
-        beam_size, length_penalty, segment, processor: see `generate`.
+        length_penalty: see `generate`, float scalar in the dtype of the log-probabilities.
+        stop_token, has_stop_token: int32 scalar, -1 if there is none; and whether there is one.
+        number: number of the best texts of each prompt to return.
+        beam_size, segment, logits_processor: see `generate`.
     """
     cache = lm.decoding_cache()
     hidden, state = cache.read_prompt(prompt, lengths, segment)
     weights = cache.precompute()
-    no_tokens = tf.zeros([shape_of(prompt)[0], room], tf.int32)
+    batch, _ = shape_of(prompt)
+    no_tokens = tf.zeros([batch, room], tf.int32)
     first = repeated((hidden, state, marked_left(prompt, lengths), no_tokens), beam_size)
 
     def decode(last: Tensor, i: Tensor, carried: Any) -> tuple[Any, Any]:
@@ -189,8 +192,8 @@ def search_tokens(
 
         hidden, state, so_far = tf.cond(i > 0, read, lambda: (hidden, state, so_far))
         log_probs = lm.log_probs_of(hidden[:, None])[:, 0]
-        if processor is not None:
-            log_probs = tf.nn.log_softmax(processed(processor, left_prompts, so_far[:, :i], log_probs))
+        if logits_processor is not None:
+            log_probs = tf.nn.log_softmax(processed(logits_processor, left_prompts, so_far[:, :i], log_probs))
             log_probs = tf.maximum(log_probs, NO_CHANCE)
         return log_probs, (hidden, state, left_prompts, so_far)
 
@@ -198,13 +201,14 @@ def search_tokens(
         return tf.nest.map_structure(lambda x: tf.gather(x, rows) if x.shape.rank else x, carried)
 
     start = 0  # any id, because the first call of `decode` does not read it
-    end = stops.token if has_stop_token else None
+    end = stop_token if has_stop_token else None
+    limits = tf.fill([batch], room)
     ids, _ = search(decode, select, first, start, end, room, beam_size, length_penalty, limits)
     ids = tf.reshape(ids[:, :number], [-1, room])
-    prompt, lengths, limits = repeated((prompt, lengths, limits), number)
-    has_ended = tf.cumsum(tf.cast(ids == stops.token, tf.int32), 1, exclusive=True) > 0
-    new_lengths = tf.minimum(tf.reduce_sum(tf.cast(~has_ended, tf.int32), 1), limits)
-    return joined(prompt, lengths, ids, new_lengths, tf.zeros_like(new_lengths), stops)
+    prompt, lengths = repeated((prompt, lengths), number)
+    has_ended = tf.cumsum(tf.cast(ids == stop_token, tf.int32), 1, exclusive=True) > 0
+    new_lengths = tf.reduce_sum(tf.cast(~has_ended, tf.int32), 1)
+    return joined(prompt, lengths, ids, new_lengths, tf.zeros_like(new_lengths), stop_token)
 
 
 def marked_left(prompt: Tensor, lengths: Tensor) -> Any:
@@ -213,14 +217,16 @@ def marked_left(prompt: Tensor, lengths: Tensor) -> Any:
     return tf.where(tf.range(n) >= (n - lengths)[:, None], padded_left(prompt, lengths), -1)
 
 
-def joined(prompt: Tensor, lengths: Tensor, new: Tensor, new_lengths: Tensor, excess: Tensor, stops: Stops) -> Texts:
+def joined(
+    prompt: Tensor, lengths: Tensor, new: Tensor, new_lengths: Tensor, excess: Tensor, stop_token: Tensor
+) -> Texts:
     """The `Texts` of prompts and new tokens. The new tokens come directly after the end of a shorter prompt.
 
     Args:
         prompt, lengths: int32 `[B, n]`, and `[B]`, the length of each prompt.
         new, new_lengths: int32 `[B, room]`, and `[B]`, the number of new tokens.
         excess: see `Texts`.
-        stops: `Stops`, whose token pads the result.
+        stop_token: int32 scalar, which pads the result; -1 for none.
     """
     n = shape_of(prompt)[1]
     room = shape_of(new)[1]
@@ -230,35 +236,25 @@ def joined(prompt: Tensor, lengths: Tensor, new: Tensor, new_lengths: Tensor, ex
     source = tf.where(column < lengths, column, column + n - lengths)
     tokens = tf.gather(tokens, tf.minimum(source, n + room - 1), batch_dims=1)
     ends = lengths[:, 0] + new_lengths
-    return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stops.token, 0)), ends, excess)
+    return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stop_token, 0)), ends, excess)
 
 
 def generate_tokens(
     lm: Any, prompt: Tensor, lengths: Tensor, uniform: Tensor, limits: Tensor, sampling: Sampling, stops: Stops,
     number: Size = 1, static_shapes: bool = False, segment: int | None = None, logits_processor: Any = None,
-    beam_size: int = 1, length_penalty: Any = None, has_stop_token: bool = False,
 ) -> Texts:  # fmt: skip
-    """The computation of `generate`, for a graph. Arguments are not checked.
+    """The computation of `generate` without a beam search, for a graph. Arguments are not checked.
 
     Args:
         lm: the language model.
         prompt, lengths: int32 `[prompts, n]` and `[prompts]`.
-        uniform: float64 `[room, B, 2]`, from `uniform_draws`. A beam search uses only `room`.
+        uniform: float64 `[room, B, 2]`, from `uniform_draws`.
         limits, stops: see `continue_text`. `stops` may have one row for all sequences.
-        sampling: `Sampling`; has no effect in a beam search.
+        sampling: `Sampling`.
         number: sequences for each prompt: an int or, without static shapes, a scalar tensor.
         static_shapes: whether the graph is for XLA.
-        segment, logits_processor, beam_size: see `generate`.
-        length_penalty, has_stop_token: of a beam search: a float scalar tensor, and see `search_tokens`.
+        segment, logits_processor: see `generate`.
     """
-    room = shape_of(uniform)[0]
-    if beam_size > 1:
-        penalty: Any = tf.cast(length_penalty, lm.loss_dtype)
-        # `limits` has `number` equal rows for each prompt. The search needs one.
-        return search_tokens(
-            lm, prompt, lengths, limits[::number], stops, room, beam_size, penalty, number, has_stop_token,
-            segment, logits_processor,
-        )  # fmt: skip
     cache = lm.decoding_cache(static_shapes)
     nothing = no_history(shape_of(prompt)[0], lm.network.n_token)
     hidden, state = cache.read_prompt(prompt, lengths, segment)
@@ -269,12 +265,7 @@ def generate_tokens(
         lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops,
         processor=logits_processor, prompt=before,
     )  # fmt: skip
-    return joined(prompt, lengths, written.tokens, written.lengths, written.excess, stops)
-
-
-def _room(n: int) -> int:
-    """The next power of two, at least 16. So prompts and texts have few lengths, and XLA compiles few graphs."""
-    return max(16, 1 << (n - 1).bit_length())
+    return joined(prompt, lengths, written.tokens, written.lengths, written.excess, stops.token)
 
 
 def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, np.ndarray]:
@@ -317,7 +308,7 @@ def generate(
         max_new_tokens: int, at least 0.
         lengths: int `[batch]`, for prompts of different lengths: row b is `prompt[b, :lengths[b]]`.
         num_return_sequences: texts for every prompt, which are neighbours in the result. The first text is the same as
-            with `num_return_sequences=1`. The others have their own seeds, see `sampling.of_sequences`.
+            with `num_return_sequences=1`. The others have their own seeds, see `sampling_of_sequences`.
         stop_token: id that ends a row.
         stop_strings: list of strings. A row ends with the token that completes one of them in the new text, even if the
             string ends inside that token; see `txl_tf.language.stopping`.
@@ -378,26 +369,35 @@ def write_texts(
     n_token = lm.network.n_token
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)
+    max_new_tokens = int(max_new_tokens)  # a NumPy integer may have another dtype than int32
     check_integer("num_return_sequences", num_return_sequences, 1)
     options = check_sampling(len(prompt), **sampling)
     stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
-    extra: dict[str, Any] = {}
-    if segment is not None:
-        extra["segment"] = _checked_segment(lm, segment)
-    if logits_processor is not None:
-        extra["logits_processor"] = _checked_processor(lm, logits_processor, stop_token)
+    fixed = {
+        "number": int(num_return_sequences),
+        "segment": _checked_segment(lm, segment),
+        "logits_processor": _checked_processor(lm, logits_processor, stop_token),
+    }
     check_integer("beam_size", beam_size, 1, n_token)
     NOT_NEGATIVE("length_penalty", length_penalty)
-    if beam_size > 1:
-        _check_search(lm, beam_size, num_return_sequences, sampling)
-        _check_no_strings(stops, stop_strings, stop_at_newline)
-        extra |= {"beam_size": int(beam_size), "length_penalty": float(length_penalty)}
-        extra["has_stop_token"] = stop_token is not None
-    return _write(lm, prompt, lengths, max_new_tokens, options, stops, int(num_return_sequences), extra)
+    if beam_size == 1:
+        return _sample_texts(lm, prompt, lengths, max_new_tokens, options, stops, **fixed)
+    if lm.static_shapes:
+        raise ParameterError("beam_size", beam_size, "1 with static_shapes")
+    check_beam_options(beam_size, num_return_sequences, sampling)
+    if stops.strings.shape[1]:
+        name, value = ("stop_at_newline", True) if stop_at_newline else ("stop_strings", stop_strings)
+        raise ParameterError(name, value, "left out in a beam search, which ends texts at stop_token")
+    return _search_texts(
+        lm, prompt, lengths, max_new_tokens, length_penalty, stops.token, has_stop_token=stop_token is not None,
+        beam_size=int(beam_size), **fixed,
+    )  # fmt: skip
 
 
-def _checked_segment(lm: Any, segment: Any) -> int:
+def _checked_segment(lm: Any, segment: Any) -> int | None:
     """`segment` of `generate`, checked."""
+    if segment is None:
+        return None
     check_integer("segment", segment, 1)
     if lm.has_window:
         raise ParameterError("segment", segment, f"None with absolute positions, which see {lm.context_len} tokens")
@@ -408,6 +408,8 @@ def _checked_segment(lm: Any, segment: Any) -> int:
 
 def _checked_processor(lm: Any, processor: Any, stop_token: int | None) -> Any:
     """`logits_processor` of `generate`, checked."""
+    if processor is None:
+        return None
     if getattr(processor, "sees_prompt_end", False) and processor.stop_token != stop_token:
         allowed = f"{processor.stop_token}, as in the Constraint"
         raise ParameterError("stop_token", stop_token, allowed)
@@ -418,21 +420,7 @@ def _checked_processor(lm: Any, processor: Any, stop_token: int | None) -> Any:
     return processor
 
 
-def _check_search(lm: Any, beam_size: int, number: int, sampling: dict[str, Any]) -> None:
-    """Raises ParameterError for arguments of `generate` that do not fit a beam search."""
-    if lm.static_shapes:
-        raise ParameterError("beam_size", beam_size, "1 with static_shapes")
-    check_search(beam_size, number, sampling)
-
-
-def _check_no_strings(stops: Stops, stop_strings: Any, stop_at_newline: bool) -> None:
-    """Raises ParameterError if `stops`, made from these arguments of `generate`, have stop strings."""
-    if stops.strings.shape[1]:
-        name, value = ("stop_at_newline", True) if stop_at_newline else ("stop_strings", stop_strings)
-        raise ParameterError(name, value, "left out in a beam search, which ends texts at stop_token")
-
-
-def check_search(beam_size: int, number: int, sampling: dict[str, Any]) -> None:
+def check_beam_options(beam_size: int, number: int, sampling: dict[str, Any]) -> None:
     """Raises ParameterError for a number of texts or for options of sampling that do not fit a beam search."""
     if number > beam_size:
         raise ParameterError("num_return_sequences", number, f"at most beam_size={beam_size}")
@@ -442,33 +430,48 @@ def check_search(beam_size: int, number: int, sampling: dict[str, Any]) -> None:
             raise ParameterError(name, value, "left out in a beam search, which draws nothing")
 
 
-def _write(
+def _sample_texts(
     lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, sampling: Sampling, stops: Stops,
-    number: int, extra: dict[str, Any],
+    number: int, **fixed: Any,
 ) -> Texts:  # fmt: skip
-    """Calls the graph of `generate` with checked arguments. `extra` has the optional arguments that are used."""
+    """Calls the graph of `generate_tokens` with checked arguments. `fixed` are those that are no tensors."""
     batch, n = prompt.shape
     room = max_new_tokens
-    sampling = of_sequences(sampling, number)
+    sampling = sampling_of_sequences(sampling, number)
     if lm.static_shapes:  # every shape is compiled, so there should be few
-        room = _room(room)
+        room = next_power_of_two(max_new_tokens, 16)
         stops = with_room(stops)
-        prompt = np.pad(prompt, [(0, 0), (0, _room(n) - n)])
+        prompt = np.pad(prompt, [(0, 0), (0, next_power_of_two(n, 16) - n)])
     arguments = {
         "prompt": tf.constant(prompt, tf.int32),
         "lengths": tf.constant(lengths, tf.int32),
         "uniform": lm._uniform_draws(sampling.seeds, tf.constant(room)),
-        "limits": tf.fill([batch * number], tf.constant(max_new_tokens, tf.int32)),
+        "limits": tf.fill([batch * number], max_new_tokens),
         "sampling": sampling,
         "stops": stops,
     }
-    if "length_penalty" in extra:
-        arguments["length_penalty"] = tf.constant(extra.pop("length_penalty"), tf.float32)
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
     if not lm.static_shapes:  # one graph for prompts, texts and stop strings of any length
         specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)
         specs["uniform"] = tf.TensorSpec([None, batch * number, 2], tf.float64)
         specs["stops"] = spec_of(stops)
-    graph = lm._generate_tokens.get_concrete_function(number, lm.static_shapes, **specs, **extra)
-    texts = graph(number, lm.static_shapes, **arguments, **extra)
+    graph = lm._generate_tokens.get_concrete_function(number, lm.static_shapes, **specs, **fixed)
+    texts = graph(number, lm.static_shapes, **arguments, **fixed)
     return texts._replace(tokens=texts.tokens[:, : n + max_new_tokens])
+
+
+def _search_texts(
+    lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, length_penalty: float,
+    stop_token: Tensor, **fixed: Any,
+) -> Texts:  # fmt: skip
+    """Calls the graph of `search_tokens` with checked arguments. `fixed` are those that are no tensors."""
+    arguments = {
+        "prompt": tf.constant(prompt, tf.int32),
+        "lengths": tf.constant(lengths, tf.int32),
+        "room": tf.constant(max_new_tokens),
+        "length_penalty": tf.constant(float(length_penalty), lm.loss_dtype),
+        "stop_token": stop_token,
+    }
+    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
+    specs["prompt"] = tf.TensorSpec([len(prompt), None], tf.int32)  # one graph for prompts of any length
+    return lm._search_tokens.get_concrete_function(**specs, **fixed)(**arguments, **fixed)

@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import ModelConfig, NetworkConfig, SoftmaxConfig
+from txl_tf.config.checks import check_integer
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
 from txl_tf.equations import only_gradient
 from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError, brief
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import generation
-from txl_tf.language.sampling import check_integer, uniform_draws
+from txl_tf.language.sampling import uniform_draws
 from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
@@ -203,8 +204,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             ParameterError: shapes do not fit together. In eager execution also: an id is outside the vocabulary, or a
                 weight is negative or not finite.
         """
-        tokens = _as_ids("tokens", tokens)
-        labels = _as_ids("labels", labels)
+        tokens = _segment_of_ids("tokens", tokens)
+        labels = _segment_of_ids("labels", labels)
         if tokens.shape != labels.shape:
             message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
             raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
@@ -212,8 +213,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if lengths is not None:
             tokens, labels, mask = self._without_padding(tokens, labels, lengths)
             padding["padding_mask"] = mask
-        self._check_range("tokens", tokens)
-        self._check_range("labels", labels)
+        self._check_in_vocabulary("tokens", tokens)
+        self._check_in_vocabulary("labels", labels)
         mems = self.network.memory_of_call(tokens, mems)
         if done is not None:
             done = as_bool_like("done", done, tokens)
@@ -264,7 +265,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             `(log_probs, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len, n_token]` in the order of the
             vocabulary, and the memory for the next segment. The exponentials sum to 1 over the vocabulary.
         """
-        tokens = self._check_ids("tokens", tokens)
+        tokens = _segment_of_ids("tokens", tokens)
+        self._check_in_vocabulary("tokens", tokens)
         return self._log_probs(tokens, self.network.memory_of_call(tokens, mems))
 
     @known_names
@@ -282,7 +284,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         Raises:
             ParameterError: as `score`, or `number` is out of its range.
         """
-        tokens = self._check_ids("tokens", tokens)
+        tokens = _segment_of_ids("tokens", tokens)
+        self._check_in_vocabulary("tokens", tokens)
         check_integer("number", number, 1, self.network.n_token)
         return self._alternatives(tokens, tf.constant(number), self.network.memory_of_call(tokens, mems))
 
@@ -301,12 +304,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             probabilities sum to 1 over the keys. With a `padding_mask`, every row has the probabilities of its tokens
             without the padding, and zeros where the query or the key is padding.
         """
+        tokens = _segment_of_ids("tokens", tokens)
         if padding_mask is not None:
-            tokens = _as_ids("tokens", tokens)
             mems = self.network.memory_of_call(tokens, mems)
             padding_mask = self.network.check_padding(padding_mask, tokens, mems[0])
             tokens = tf.where(padding_mask, tokens, 0)
-        tokens = self._check_ids("tokens", tokens)
+        self._check_in_vocabulary("tokens", tokens)
         return self._attention(tokens, self.network.memory_of_call(tokens, mems), padding_mask)
 
     generate = generation.generate
@@ -339,6 +342,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         strategy = self.distribute_strategy
         texts = strategy.run(write, kwargs=arguments)
         return tf.nest.map_structure(lambda per_replica: of_replicas(per_replica)[0], texts)
+
+    _search_tokens = compiled_method()(generation.search_tokens)
 
     @compiled_method()
     def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:
@@ -629,20 +634,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         outputs, _ = self.outputs(tokens)
         return self.nll_of(outputs[:, -tf.shape(labels)[1] :], labels)
 
-    def _check_ids(self, name: str, ids: Any) -> Tensor:
-        """`ids` as an int tensor `[batch, tgt_len]`. Raises ParameterError, see `_as_ids` and `_check_range`."""
-        ids = _as_ids(name, ids)
-        self._check_range(name, ids)
-        return ids
-
-    def _check_range(self, name: str, ids: Tensor) -> None:
+    def _check_in_vocabulary(self, name: str, ids: Tensor) -> None:
         """Raises ParameterError in eager execution if an id is not in the vocabulary. Labels may also be -100."""
         if tf.executing_eagerly():
             array = ids.numpy()
             check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
 
 
-def _as_ids(name: str, ids: Any) -> Tensor:
+def _segment_of_ids(name: str, ids: Any) -> Tensor:
     """`ids` as an int tensor `[batch, tgt_len]`. Raises ParameterError if they have another type or shape."""
     allowed = "integers [batch, tgt_len]"
     try:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl_tf.calls import checked_call
+from txl_tf.config.checks import check_integer
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.sampling import check_integer
 from txl_tf.nn.base import as_array, tensor_error
 
 

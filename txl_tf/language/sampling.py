@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
+from txl_tf.config.checks import check_integer
 from txl_tf.equations import head_of
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import logits
@@ -218,7 +219,7 @@ def sample(
     """
     sizes = [bias.shape[0] for _, bias, _ in bins]
     sizes[0] -= len(bins) - 1
-    starts = np.cumsum([0, *sizes[:-1]])
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
 
     def draw(head, tail_scores):
         """Draws from the scores of the first cluster, then from `tail_scores(i, pick)` in the rows that drew cluster i.
@@ -226,18 +227,18 @@ def sample(
         `pick(x)` is the rows of `x` that drew cluster i. With static shapes, it is all rows of `x`, and the words that
         the others draw are discarded.
         """
-        token = sample_categorical(head, uniform[:, 0])
+        drawn_in_head = token = sample_categorical(head, uniform[:, 0])
         for i in range(1, len(bins)):
-            drawn = token == sizes[0] + i - 1
+            drawn = drawn_in_head == sizes[0] + i - 1
             if static_shapes:
                 word = sample_categorical(tail_scores(i, tf.identity), uniform[:, 1])
-                token = tf.where(drawn, -word - int(starts[i]), token)  # negative, unlike the numbers of clusters
+                token = tf.where(drawn, starts[i] + word, token)
             else:
                 rows = tf.where(drawn)
                 pick = functools.partial(tf.gather_nd, indices=rows)
                 word = sample_categorical(tail_scores(i, pick), pick(uniform[:, 1]))
-                token = tf.tensor_scatter_nd_update(token, rows, -word - int(starts[i]))
-        return tf.abs(token)
+                token = tf.tensor_scatter_nd_update(token, rows, starts[i] + word)
+        return token
 
     def plain():
         """Draws from the model's distribution."""
@@ -286,15 +287,9 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
     return tf.reshape(uniform, [number, batch, 2])
 
 
-def check_integer(name: str, value: Any, least: int, most: int = 2**31 - 1) -> None:
-    """Raises ParameterError if `value` is not an integer from `least` to `most`."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value <= most:
-        raise ParameterError(name, value, f"an integer from {least} to {most}")
-
-
 # `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors. With the limit of
 # 1e30, products of log-probabilities with these numbers do not overflow in float32.
-OPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
+RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "temperature": (lambda x: (x >= 0) & (x <= 1e30), "be 0 or more, at most 1e30"),
     "top_p": (lambda x: (x > 0) & (x <= 1), "lie in (0, 1]"),
     "min_p": (lambda x: (x >= 0) & (x < 1), "lie in [0, 1)"),
@@ -317,7 +312,7 @@ def check_sampling(
         "repetition_penalty": 1.0 if repetition_penalty is None else repetition_penalty,
     }
     for name, value in floats.items():
-        holds, allowed = OPTIONS[name]
+        holds, allowed = RANGES[name]
         number = as_array(name, value, allowed.removeprefix("be "))
         if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
             raise ParameterError(name, value, allowed.removeprefix("be "), f"{name} must {allowed}, got {brief(value)}")
@@ -347,7 +342,7 @@ def repeated(rows: Any, number: Size) -> Any:
     return tf.nest.map_structure(lambda tensor: tf.repeat(tensor, number, 0) if tensor.shape.rank else tensor, rows)
 
 
-def of_sequences(sampling: Sampling, number: Size) -> Sampling:
+def sampling_of_sequences(sampling: Sampling, number: Size) -> Sampling:
     """The options for `number` sequences of every row, which are neighbours in the result: `[B * number]`.
 
     The first sequence has the seed of its row. Every other has the seed of the previous one plus 0x9E3779B9, in 32

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.calls import known_names
-from txl_tf.config.checks import at_least
+from txl_tf.config.checks import at_least, check_integer
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import TextState, continue_text, precompute_for
@@ -27,7 +27,6 @@ from txl_tf.language.loop import Written
 from txl_tf.language.sampling import (
     SAMPLING,
     Sampling,
-    check_integer,
     check_sampling,
     no_history,
     remember_segment,
@@ -184,7 +183,7 @@ class Session:
             self._precomputed,
             self._text,
             tf.constant(self._drawn),
-            tf.constant(max_new_tokens),
+            tf.constant(max_new_tokens, tf.int32),
             options,
             stops,
             with_nll,

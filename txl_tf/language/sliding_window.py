@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.language.sampling import check_integer
+from txl_tf.config.checks import check_integer
 from txl_tf.nn.base import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 

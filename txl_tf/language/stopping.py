@@ -22,10 +22,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import check_integer
+from txl_tf.data.batching import next_power_of_two
 from txl_tf.data.text_files import plain_text
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.language.sampling import check_integer
 
 NONE = -1  # padding of units
 BEFORE = -2  # a unit of the prompt, which cannot be part of a stop string
@@ -213,8 +214,8 @@ def with_room(stops: Stops) -> Stops:
     number, length = stops.strings.shape[1:]
     if number == 0:
         return stops
-    n_padding = max(4, 1 << (number - 1).bit_length()) - number
-    longer = max(16, 1 << (length - 1).bit_length()) - length
+    n_padding = next_power_of_two(number, 4) - number
+    longer = next_power_of_two(length, 16) - length
     strings = tf.pad(stops.strings, [[0, 0], [0, n_padding], [longer, 0]], constant_values=NONE)
     return stops._replace(strings=strings, tail=tf.pad(stops.tail, [[0, 0], [longer, 0]], constant_values=BEFORE))
 

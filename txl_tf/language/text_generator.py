@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.data.batching import by_length, in_order, padded
+from txl_tf.config.checks import NOT_NEGATIVE, check_integer
+from txl_tf.data.batching import by_length, in_order, next_power_of_two, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.generation import check_search, write_texts
-from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
+from txl_tf.language.generation import check_beam_options, write_texts
+from txl_tf.language.sampling import SAMPLING, check_sampling
 from txl_tf.language.stopping import check_stops, token_of
 from txl_tf.schema import check_names, keywords_of
 
@@ -178,7 +178,7 @@ class TextGenerator:
 
         The batch is padded to a power of two, because every size of a batch has its own graph.
         """
-        n_padding = (1 << (len(prompts) - 1).bit_length()) - len(prompts)
+        n_padding = next_power_of_two(len(prompts)) - len(prompts)
         rows = [*prompts, *([prompts[-1]] * n_padding)]
         ids = [ids for _, ids in rows]
         n = self.number
@@ -224,7 +224,7 @@ def check_texts(
     check_integer("beam_size", beam_size, 1, len(vocab))
     NOT_NEGATIVE("length_penalty", length_penalty)
     if beam_size > 1:
-        check_search(beam_size, num_return_sequences, sampling)
+        check_beam_options(beam_size, num_return_sequences, sampling)
     stops = stops_of(vocab, stop_strings, stop_at_newline, stop_at_document)
     check_stops(len(vocab), **stops, vocab=vocab)
     token = constraint_end(logits_processor)

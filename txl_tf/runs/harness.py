@@ -24,11 +24,11 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.calls import checked_call
+from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import padded
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.sampling import check_integer
 from txl_tf.language.stopping import check_stops
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder

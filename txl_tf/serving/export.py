@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import WEIGHT_TYPES, one_of
+from txl_tf.config.checks import check_integer
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
@@ -44,7 +45,6 @@ from txl_tf.files import (
     removed_on_error,
 )
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.sampling import check_integer
 from txl_tf.serving.request import StoredModel
 from txl_tf.serving.signatures import Served, served_model
 from txl_tf.serving.subwords import has_tensorflow_text

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import check_integer
 from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.sampling import check_integer
 from txl_tf.serving.request import (
     Check,
     RequestLimits,

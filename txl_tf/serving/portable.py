@@ -36,13 +36,13 @@ import keras
 import tensorflow as tf
 
 from txl_tf.calls import known_names
+from txl_tf.config.checks import check_integer
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed, too_old
 from txl_tf.errors import ParameterError
 from txl_tf.files import write_json
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.sampling import check_integer
 from txl_tf.runs.families.record import families_of_model
 from txl_tf.serving.export import check_new_folder, new_folder
 from txl_tf.serving.tagging import tagger_vocabs

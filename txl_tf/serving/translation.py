@@ -19,7 +19,6 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import cross_entropy
 from txl_tf.kernels.packing import pack, unpack
-from txl_tf.language.beam_search import beam_search, check_suppressed, sample_sequences, writable
 from txl_tf.schema import check_names
 from txl_tf.serving.request import (
     Check,
@@ -32,6 +31,7 @@ from txl_tf.serving.request import (
 from txl_tf.serving.signatures import Served, serves
 from txl_tf.serving.subwords import tokenizer_of
 from txl_tf.serving.tables import GraphTokenizer, named_vocabs
+from txl_tf.vanilla.generation import allowed_symbols, beam_search, check_suppressed, sample_sequences
 from txl_tf.vanilla.transformer import Transformer
 from txl_tf.vanilla.translator import assumed_length, check_search, most_symbols, never_written
 
@@ -202,7 +202,7 @@ class TranslationSignatures(StoredModel):
         """The best targets `[B, K, N]` of sources and their scores `[B, K]`."""
         search = self.search
         lengths = tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
-        allowed = writable(self.model, self.never)
+        allowed = allowed_symbols(self.model, self.never)
         n_columns = self._new_tokens(tf.shape(source)[1])
         # The limit of a row depends on the length of its own source alone, not on longer sources in the batch.
         limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))

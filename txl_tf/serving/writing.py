@@ -15,8 +15,7 @@ import tensorflow as tf
 from txl_tf.config import REPETITION_WINDOW
 from txl_tf.language.generation import Texts, generate_tokens
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.sampling import LONGEST_WINDOW, Sampling, of_sequences, repeated, uniform_draws
-from txl_tf.language.sampling import OPTIONS as RANGES
+from txl_tf.language.sampling import LONGEST_WINDOW, RANGES, Sampling, repeated, sampling_of_sequences, uniform_draws
 from txl_tf.language.stopping import BEFORE, Stops, aligned, token_units
 from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary
 from txl_tf.serving.tables import GraphTokenizer
@@ -177,7 +176,7 @@ def write(
     number: Any = tf.reduce_max(n_wanted)
     longest = prompt_len + tf.reduce_max(max_new_tokens)
     is_wanted = tf.range(number) < n_wanted[:, None]  # [B, n]
-    sampling = of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
+    sampling = sampling_of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
     written = generate_tokens(
         lm,
         prompt,

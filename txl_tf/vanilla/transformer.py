@@ -27,7 +27,6 @@ from txl_tf.kernels.dropout import split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_positions
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.language import beam_search
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
     CachedMemory,
@@ -46,6 +45,7 @@ from txl_tf.nn.parts import is_library, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, compiled_method
 from txl_tf.training.resumable import Mean, Resumable
 from txl_tf.training.weighting import checked_weights, weights_of_labels
+from txl_tf.vanilla import generation
 from txl_tf.vanilla.embeddings import Embeddings, PositionalEncoding, PositionEmbedding
 from txl_tf.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
 from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
@@ -487,9 +487,9 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     # -------------------------------------------------------------------------------------------------- generation
 
-    generate = beam_search.generate
-    _beam_search = compiled_method(reduce_retracing=True)(beam_search.beam_search)
-    _sample = compiled_method(reduce_retracing=True)(beam_search.sample_sequences)
+    generate = generation.generate
+    _beam_search = compiled_method(reduce_retracing=True)(generation.beam_search)
+    _sample = compiled_method(reduce_retracing=True)(generation.sample_sequences)
 
     def start_decoding(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
         """The state before the first `decode_step`.
