@@ -253,6 +253,16 @@ def _tpu_strategy(
     return tf.distribute.TPUStrategy(resolver)
 
 
+def workers_in_environment() -> int:
+    """How many programs will train together by `TF_CONFIG` or, if it is not set, by the tasks of Slurm's `srun`.
+
+    Raises:
+        ParameterError: `TF_CONFIG` or Slurm's variables are malformed.
+    """
+    cluster = _cluster(_tf_config())
+    return len(cluster.workers) if cluster else 1
+
+
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """The number of programs that train together, usually one on each machine. A TPU needs only one program."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
