@@ -182,12 +182,15 @@ def _logs_of_epoch(model: Any, of_step: dict[str, Any] | None) -> dict[str, Any]
     If their names are not those in `of_step`, the logs of the last step, the result is `of_step`, as in Keras.
     """
     of_epoch = model.get_metrics_result()
-    return as_floats(of_epoch if of_step is None or of_epoch.keys() == of_step.keys() else of_step)
+    return scalars_as_floats(of_epoch if of_step is None or of_epoch.keys() == of_step.keys() else of_step)
 
 
-def as_floats(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs with a Python float for each scalar. Other values do not change."""
-    return {name: float(x) if getattr(x, "shape", None) == () else x for name, x in logs.items()}
+def scalars_as_floats(logs: Any) -> Any:
+    """Logs, a dictionary or a list, with a Python float for each scalar. Other values do not change.
+
+    Before Keras 3.14, Keras itself returns some scalars as tensors.
+    """
+    return keras.tree.map_structure(lambda x: float(x) if getattr(x, "shape", None) == () else x, logs)
 
 
 def _callbacks(

@@ -34,6 +34,7 @@ from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training import fitting
+from txl_tf.training.compiled_metrics import refuse_taken_names, results_of
 from txl_tf.training.distribution import (
     all_rows,
     divided,
@@ -52,12 +53,11 @@ from txl_tf.training.keras_arguments import (
     is_overridden,
     refuse,
     refuse_hooks,
-    refuse_taken_names,
 )
 from txl_tf.training.loop import LoopState, make_loop
 from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.trained_model import Turns, results_of
+from txl_tf.training.trained_model import Turns
 
 # Arguments of `compile` that become attributes, except Keras's own.
 OF_COMPILE = ("gradient_accumulation_steps", "parallel_parts", "static_shapes", "bin_capacities")
