@@ -2,7 +2,7 @@
 
     fit                 checks the arguments, and starts the memory
         fitting.fit     the loop over epochs and calls of the graph, with callbacks; training/fitting.py
-        make_loop       the steps of one call, on all replicas; training/loop.py
+        Steps           the steps of one call, on all replicas; training/loop.py
         train_step      one step on one replica; training/segment_step.py
         segment_nll     a method of the subclass
 
@@ -54,7 +54,7 @@ from txl_tf.training.keras_arguments import (
     refuse,
     refuse_hooks,
 )
-from txl_tf.training.loop import LoopState, make_loop
+from txl_tf.training.loop import LoopState, Steps
 from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import Turns
@@ -369,13 +369,13 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         if self.train_function is None or force:
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
             self._compiled_gradients = jitted
-            self.train_function = make_loop(self, "train_step", self._log_names())
+            self.train_function = Steps(self, "train_step", self._log_names())
 
     def make_test_function(self, force: bool = False) -> None:
         """See `make_train_function`."""
         force = self.hooks_changed("test_function", "test_step", "segment_nll", "evaluation_nll", "call") or force
         if self.test_function is None or force:
-            self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
+            self.test_function = Steps(self, "test_step", tuple(self.metrics_names))
 
     def _log_names(self) -> tuple[str, ...]:
         """Names of the logs of every training step. A user's own step may have additional ones."""

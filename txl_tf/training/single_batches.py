@@ -86,11 +86,11 @@ class SingleBatches:
     def _run_batch(
         self: Any, method: str, function: Callable, log_names: tuple[str, ...], x: Any, y: Any, sample_weight: Any
     ) -> dict[str, float]:
-        """Checks a batch, calls a function from `make_loop` for it, and stores the new memory. Returns logs as floats.
+        """Checks a batch, calls `Steps` for it, and stores the new memory. Returns logs as floats.
 
         Args:
             method: "train_on_batch" or "test_on_batch", whose memory is used.
-            function: the function from `make_loop`.
+            function: `Steps`, or a function that replaces it.
             log_names: see `LoopState`.
             x, y, sample_weight: see `train_on_batch`.
         """
