@@ -445,7 +445,7 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
-    def of_batch(*batch):
+    def shares_of_batch(*batch):
         """The shares of a batch. (`unbatch` crashes for tensors without elements, such as weights `[B, 0]`.)"""
         shares = tf.nest.map_structure(lambda x: tf.stack(tf.split(x, replicas)), batch)
         return tf.data.Dataset.range(replicas).map(lambda i: tf.nest.map_structure(lambda x: x[i], shares))
@@ -454,7 +454,7 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
         """The dataset of the shares of this worker's replicas, one after the other."""
         shares = dataset
         if replicas > 1:
-            shares = shares.flat_map(of_batch)
+            shares = shares.flat_map(shares_of_batch)
             if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
                 shares = shares.repeat()  # tells TensorFlow that it is infinite; else every step asks for the end
         return prefetched(shares)

@@ -41,7 +41,7 @@ _NO_Y_PRED = (
     "**options), which returns (nll, kept, new_mems), or train_step(self, data, mems), which returns (logs, new_mems)"
 )
 _NO_PREDICT = "predict would neither take nor return the memory: use log_probs(tokens, mems)"
-HOOKS_OF_MEMORY_MODEL = {
+UNUSED_HOOKS = {
     "compute_loss": _NO_Y_PRED,
     "compute_metrics": _NO_Y_PRED,
     "stateless_compute_loss": _NO_Y_PRED,

@@ -127,8 +127,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        of_keras: Any = keras.optimizers.Optimizer.learning_rate
-        of_keras.fset(self, rate)
+        keras_property: Any = keras.optimizers.Optimizer.learning_rate
+        keras_property.fset(self, rate)
         self._note_schedule(rate)
 
     def _note_schedule(self, rate: Any) -> None:
@@ -339,8 +339,8 @@ def count_of_batches(optimizer: keras.optimizers.Optimizer) -> Any:
     own = getattr(optimizer, "batches", None)
     if own is not None:
         return own
-    of_keras = (variable for variable in optimizer.variables if variable.name == "iteration")
-    return next(of_keras, optimizer.iterations)
+    counters = (variable for variable in optimizer.variables if variable.name == "iteration")
+    return next(counters, optimizer.iterations)
 
 
 def _on_all_replicas(function: Callable[..., None], values: Any) -> None:

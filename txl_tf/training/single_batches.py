@@ -115,7 +115,7 @@ class SingleBatches:
         replicas = strategy.num_replicas_in_sync
         data = tuple(to_replicas(strategy, np.split(array, replicas), array.dtype) for array in batch)
         state = LoopState(log_names, batches, mems)
-        with self.running(state):
+        with self.using_loop(state):
             self.reset_metrics()
             logs = function(iter([data]))
         self._loop_states[method] = state
