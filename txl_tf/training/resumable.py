@@ -455,7 +455,8 @@ class Resumable(AmongWorkers):
             training: whether it is a step of training.
         """
         if not any(is_overridden(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
-            names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
+            measured = (*self.own_metrics, self.grad_norm, *self._extra_metrics.metrics)  # over all replicas
+            names = {metric.name for metric in measured}
             return {**logs, **results_of(metric for metric in self.metrics if metric.name not in names)}
         not_updated = self.only_in_evaluation if training else [self.grad_norm]
         self._not_updated = tuple(metric.name for metric in not_updated)
