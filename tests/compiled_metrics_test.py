@@ -8,7 +8,7 @@ from helpers import randomise
 
 import txl_tf
 from txl_tf.errors import ParameterError
-from txl_tf.training.keras_arguments import CompiledMetrics
+from txl_tf.training.compiled_metrics import CompiledMetrics
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 5, [6, 4]).astype(np.int32)

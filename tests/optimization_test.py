@@ -12,7 +12,8 @@ from helpers import raises_parameter
 import txl_tf
 from txl_tf.config import OptimizerConfig
 from txl_tf.errors import ParameterError
-from txl_tf.training.optimization import SGD, Adam, AdamW, Lamb, LinearSchedule, NoamSchedule, make_schedule
+from txl_tf.training.optimization import SGD, Adam, AdamW, Lamb
+from txl_tf.training.schedules import LinearSchedule, NoamSchedule, make_schedule
 
 # ---------------------------------------- schedule
 

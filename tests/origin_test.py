@@ -302,7 +302,7 @@ def test_train_py_reads_a_paper_dataset_at_the_level_of_the_run(run_dir, tmp_pat
 
 def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, text, settings_of, capsys, monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("txl_tf.training.threads.cores", lambda: 2)
     _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--dropatt=0.3", "--train_steps=15")
     assert (model.n_layer, model.d_model, model.dropatt, model.mem_len) == (4, 192, 0.3, 96)
     assert (training.tgt_len, training.train_batch_size, training.train_steps) == (96, 2, 15)

@@ -220,7 +220,7 @@ def run_of(tmp_path, final=None, **training):
 def two_cores(monkeypatch):
     """A machine of two cores, whose threads can be set. Returns the numbers of parts for which they are set."""
     set_for = []
-    monkeypatch.setattr(threads, "FEWEST_TOKENS", 0)
+    monkeypatch.setattr(threads, "MIN_TOKENS", 0)
     monkeypatch.setattr(threads, "cores", lambda: 2)
     monkeypatch.setattr(threads, "set_threads", set_for.append)
     monkeypatch.setattr(threads, "can_set_threads", lambda: True)
@@ -291,7 +291,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from txl_tf.training import threads
 threads.cores = lambda: 2
-threads.FEWEST_TOKENS = 0
+threads.MIN_TOKENS = 0
 {body}
 get = tf.config.threading
 print(get.get_inter_op_parallelism_threads(), get.get_intra_op_parallelism_threads())

@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-from helpers import mentions, program, run_here, write_splits, write_text
+from helpers import mentions, program, raises_parameter, run_here, write_splits, write_text
 
 import txl_tf
 from txl_programs import choosing
@@ -187,6 +187,10 @@ def test_without_sizes_a_preset_is_chosen_and_flags_that_are_given_count(chosen)
 
 
 TASKS = {"type": "worker", "index": 0}
+SRUN = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "n9",
+    "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n9",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -201,8 +205,8 @@ TASKS = {"type": "worker", "index": 0}
         ([], 2, {"TF_CONFIG": {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": TASKS}}, 6),
         ([], 0, {"TF_CONFIG": {"cluster": {"worker": ["b:1", "c:1"]}, "task": TASKS}}, 2),
         (["--strategy=mirrored"], 2, {"TF_CONFIG": {"cluster": {"worker": ["b:1", "c:1"]}, "task": TASKS}}, 2),
-        ([], 0, {"SLURM_STEP_NUM_TASKS": 3}, 3),
-        ([], 2, {"TF_CONFIG": ["damaged"]}, 2),
+        ([], 0, SRUN, 3),
+        (["--strategy=one"], 2, {"TF_CONFIG": "{"}, 1),
     ],
 )
 def test_the_replicas_of_all_workers_and_of_a_tpu_divide_the_batch(monkeypatch, flags, gpus, environment, divisor):
@@ -211,3 +215,27 @@ def test_the_replicas_of_all_workers_and_of_a_tpu_divide_the_batch(monkeypatch, 
     for tool in program("train.py"):
         tool.FLAGS(["train.py", "--model_dir=run", *flags])
         assert choosing.batch_divisor(gpus) == divisor
+
+
+@pytest.mark.parametrize(
+    "name, environment",
+    [("TF_CONFIG", {"TF_CONFIG": '["damaged"]'}), ("SLURM_*", {**SRUN, "SLURM_STEP_NUM_TASKS": "many"})],
+)
+def test_workers_that_are_malformed_are_refused_before_a_preset_is_logged(monkeypatch, tmp_path, name, environment):
+    path = write_text(tmp_path / "a.txt", "some text\n" * 300)
+    monkeypatch.setattr(choosing, "log_choice", lambda *args: pytest.fail("a preset is logged"))
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    for tool in program("train.py"):
+        tool.FLAGS(["train.py", f"--model_dir={tmp_path / 'run'}", f"--data_path={path}"])
+        with raises_parameter(name):
+            tool.main()
+
+
+def test_the_cores_are_those_that_the_program_may_use(monkeypatch):
+    monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [])
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
+    for tool in program("train.py"):
+        tool.FLAGS(["train.py", "--model_dir=run"])
+        assert choosing.chosen_preset(10**9) == ("tiny", 0, "there is no GPU, but 2 cores")

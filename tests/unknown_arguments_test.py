@@ -14,7 +14,7 @@ from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.families.pipeline import LanguagePipeline, TaggingPipeline, TranslationPipeline
 from txl_tf.runs.scoring import score_lines
 from txl_tf.schema import check_names, keywords_of
-from txl_tf.training.optimization import NoamSchedule
+from txl_tf.training.schedules import NoamSchedule
 
 SIZES = {"n_token": 20, "n_layer": 1, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 8}
 PROMPT = np.ones([1, 2], np.int32)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import layers
-from txl_tf.training.optimization import NoamSchedule
+from txl_tf.training.schedules import NoamSchedule
 from txl_tf.vanilla.encoder_decoder import DecoderLayer, EncoderLayer
 from txl_tf.vanilla.transformer import Transformer
 

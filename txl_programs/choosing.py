@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from typing import Any, NamedTuple
 
 from txl_config.presets import choose_preset
@@ -17,7 +15,7 @@ class Choice(NamedTuple):
     """A preset and the machine for which it was chosen."""
 
     preset: str
-    accelerators: int  # number of GPUs, plus 1 on a TPU
+    accelerators: int  # number of GPUs of this machine
     machine: str  # in words
 
 
@@ -34,44 +32,32 @@ def batch_divisor(gpus: int) -> int:
 
     Args:
         gpus: number of GPUs of this machine. Other machines are assumed to have as many.
+
+    Raises:
+        ParameterError: `TF_CONFIG` or Slurm's variables are malformed.
     """
     if is_on_tpu():
         return CORES_OF_TPU
     if FLAGS.strategy == "one":
         return 1
-    workers = 1 if FLAGS.strategy == "mirrored" else _number_of_workers()
+    from txl_tf.training.distribution import workers_in_environment
+
+    workers = 1 if FLAGS.strategy == "mirrored" else workers_in_environment()
     if workers > 1 or FLAGS.strategy == "multi_worker":  # a worker without a GPU is one replica
         return workers * max(gpus, 1)
     return FLAGS.logical_cpus or max(gpus, 1)
-
-
-def _number_of_workers() -> int:
-    """Returns the number of programs that train together, by TF_CONFIG or, without it, by Slurm's variables.
-
-    It is 1 if they are malformed: `make_strategy` raises the error.
-    """
-    from txl_tf.training import slurm
-
-    text = os.environ.get("TF_CONFIG")
-    try:
-        if not text:
-            return int(os.environ["SLURM_STEP_NUM_TASKS"]) if slurm.several_tasks() else 1
-        cluster = json.loads(text)["cluster"]
-        return max(len([*cluster.get("chief", []), *cluster.get("worker", [])]), 1)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return 1
 
 
 def chosen_preset(n_bytes: int) -> Choice:
     """Returns the preset of --preset or, without it, the one for `n_bytes` of training data on this machine."""
     import tensorflow as tf
 
-    accelerators = len(tf.config.list_physical_devices("GPU"))
-    if is_on_tpu():
-        accelerators += 1  # a TPU is at least as fast as a GPU
-    n_cores = os.cpu_count() or 1
-    machine = "there is a GPU or a TPU" if accelerators else f"there is no GPU, but {n_cores} cores"
-    return Choice(FLAGS.preset or choose_preset(n_bytes, accelerators, n_cores), accelerators, machine)
+    from txl_tf.training.threads import cores
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    has_accelerator = gpus > 0 or is_on_tpu()  # a TPU is at least as fast as a GPU
+    machine = "there is a GPU or a TPU" if has_accelerator else f"there is no GPU, but {cores()} cores"
+    return Choice(FLAGS.preset or choose_preset(n_bytes, has_accelerator, cores()), gpus, machine)
 
 
 def log_choice(

@@ -33,7 +33,8 @@ from txl_tf.runs.same_run import check_same_run
 from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
-from txl_tf.training.optimization import make_optimizer, schedule_of
+from txl_tf.training.optimization import make_optimizer
+from txl_tf.training.schedules import schedule_of
 
 # Settings of the training that `config.json` records for every family, so that a run can resume from its folder alone.
 RECORDED = (

@@ -24,7 +24,7 @@ from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.trained_model import TrainedModel
 
 _IN_DATASET = "x is a dataset that also contains it"
-_OF_ONE_WORKER = {
+_SINGLE_WORKER_ONLY = {
     "y": _IN_DATASET,
     "sample_weight": _IN_DATASET,
     "batch_size": "the batches are those of the dataset",
@@ -90,7 +90,7 @@ class AmongWorkers(TrainedModel):
 
     def fit_among_workers(self, arguments: dict[str, Any]) -> keras.callbacks.History:
         """`fit` with the `arguments` of `keras.Model.fit`."""
-        refuse("fit", arguments, _OF_ONE_WORKER)
+        refuse("fit", arguments, _SINGLE_WORKER_ONLY)
         self.own_batches(arguments, "x", "steps_per_epoch")
         self.check_steps("steps_per_epoch", arguments["steps_per_epoch"])
         validation = arguments.get("validation_data")
@@ -108,7 +108,7 @@ class AmongWorkers(TrainedModel):
 
     def evaluate_among_workers(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The logs of `evaluate` with the `arguments` of `keras.Model.evaluate`."""
-        refuse("evaluate", arguments, _OF_ONE_WORKER)
+        refuse("evaluate", arguments, _SINGLE_WORKER_ONLY)
         self.own_batches(arguments, "x", "steps")
         left = arguments["steps"]
 

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -66,35 +66,15 @@ def make_strategy(
         at_least(1)("logical_cpus", logical_cpus)
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_cpus)
-    if strategy in ("auto", "multi_worker") and not os.environ.get("TF_CONFIG") and slurm.several_tasks():
-        os.environ["TF_CONFIG"] = slurm.tf_config()
-    if strategy == "multi_worker" or (strategy == "auto" and len(_workers(required=False)) > 1):
-        workers = _workers(required=True)
-        if len(workers) > 1:
-            # TensorFlow's server always listens on 0.0.0.0, whatever the address of the worker (grpc_server_lib.cc).
-            logger.warning(
-                "TensorFlow listens on all network interfaces, without a password: whoever reaches %s can read and "
-                "write files as this user. Let only the workers in, see docs/distributed.md",
-                ", ".join(workers),
-            )
-            logger.info("waiting for all %d workers: %s", len(workers), ", ".join(workers))
-            task = json.loads(os.environ["TF_CONFIG"])
-            wait_for_all(task["cluster"][task["task"]["type"]][int(task["task"]["index"])], workers)
-        try:
-            return interruptible(tf.distribute.MultiWorkerMirroredStrategy)
-        except tf.errors.UnknownError as error:  # TensorFlow does not name the address
-            where = f"the workers are {', '.join(workers)}, and each needs a port of its own"
-            raise ConnectionError(f"strategy=multi_worker cannot start: {reason(error)}; {where}") from error
+    if strategy in ("auto", "multi_worker"):
+        cluster = _cluster(_tf_config())
+        if strategy == "multi_worker" or (cluster and len(cluster.workers) > 1):
+            return _multi_worker_strategy(cluster)
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     # Listing logical devices starts TensorFlow, so that its threads cannot be chosen any more.
     gpus = tf.config.list_logical_devices("GPU") if has_gpus else []
     if strategy == "mirrored" or (strategy == "auto" and len(gpus) > 1):
-        devices = gpus or tf.config.list_logical_devices("CPU")
-        if len(devices) == 1:
-            logger.info("strategy=mirrored: there is only one device, %s, and training uses it", devices[0].name)
-        # Otherwise, TensorFlow mixes up the sums of two training runs in one process.
-        tf.distribute.MirroredStrategy._collective_key_base += 100
-        return tf.distribute.MirroredStrategy([device.name for device in devices])
+        return _mirrored_strategy(gpus or tf.config.list_logical_devices("CPU"))
     return tf.distribute.get_strategy()
 
 
@@ -153,25 +133,32 @@ def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> 
     return list(PRECISIONS)[broadcast_from_chief(strategy, list(PRECISIONS).index(choice))]
 
 
-def _workers(required: bool) -> list[str]:
-    """Addresses of the workers that `TF_CONFIG` names, the chief first. Without `TF_CONFIG`, the list is empty.
+class Cluster(NamedTuple):
+    """The workers that train together, and which of them this program is."""
+
+    config: str  # the value of `TF_CONFIG` that names them
+    workers: list[str]  # their addresses, the chief first
+    own: str  # the address of this worker
+
+
+def _tf_config() -> str | None:
+    """The value of `TF_CONFIG`. If it is not set, the value for the tasks of Slurm's `srun`; without both, `None`."""
+    config = os.environ.get("TF_CONFIG")
+    return config or (slurm.tf_config() if slurm.several_tasks() else None)
+
+
+def _cluster(config: str | None) -> Cluster | None:
+    """The cluster that a value of `TF_CONFIG` describes; `None` without a value.
 
     Raises:
-        ParameterError: `TF_CONFIG` is malformed, or it is `required` and not set.
+        ParameterError: `config` is malformed.
     """
-    text = os.environ.get("TF_CONFIG")
-    if not text:
-        if required:
-            message = (
-                f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}, or several tasks "
-                "of srun"
-            )
-            raise ParameterError("TF_CONFIG", None, f"such as {_EXAMPLE}", message)
-        return []
+    if not config:
+        return None
     try:
-        config = json.loads(text)
-        cluster = config["cluster"]
-        task = config["task"]
+        parsed = json.loads(config)
+        cluster = parsed["cluster"]
+        task = parsed["task"]
         kind = task["type"]
         index = int(task["index"])
         workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
@@ -179,17 +166,57 @@ def _workers(required: bool) -> list[str]:
         usable = usable and len(cluster.get("chief", [])) <= 1
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = (
-            f"TF_CONFIG is malformed ({type(error).__name__}: {named(error)}), got {named(text)}; it looks like "
+            f"TF_CONFIG is malformed ({type(error).__name__}: {named(error)}), got {named(config)}; it looks like "
             f"{_EXAMPLE}"
         )
-        raise ParameterError("TF_CONFIG", text, f"such as {_EXAMPLE}", message) from error
+        raise ParameterError("TF_CONFIG", config, f"such as {_EXAMPLE}", message) from error
     if not usable or not all(isinstance(worker, str) and is_address(worker) for worker in workers):
         message = (
             "TF_CONFIG must name a task among the one chief and the workers of its cluster, each as host:port, "
-            f"got {named(text)}; it looks like {_EXAMPLE}"
+            f"got {named(config)}; it looks like {_EXAMPLE}"
         )
-        raise ParameterError("TF_CONFIG", text, f"such as {_EXAMPLE}", message)
-    return workers
+        raise ParameterError("TF_CONFIG", config, f"such as {_EXAMPLE}", message)
+    return Cluster(config, workers, own=cluster[kind][index])
+
+
+def _multi_worker_strategy(cluster: Cluster | None) -> tf.distribute.Strategy:
+    """Waits for all workers of the cluster, and connects them.
+
+    Raises:
+        ParameterError: there is no cluster.
+        ConnectionError: this worker cannot use its address.
+    """
+    if cluster is None:
+        message = (
+            f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}, or several tasks of "
+            "srun"
+        )
+        raise ParameterError("TF_CONFIG", None, f"such as {_EXAMPLE}", message)
+    os.environ["TF_CONFIG"] = cluster.config  # for TensorFlow
+    workers = ", ".join(cluster.workers)
+    if len(cluster.workers) > 1:
+        # TensorFlow's server always listens on 0.0.0.0, whatever the address of the worker (grpc_server_lib.cc).
+        logger.warning(
+            "TensorFlow listens on all network interfaces, without a password: whoever reaches %s can read and "
+            "write files as this user. Let only the workers in, see docs/distributed.md",
+            workers,
+        )
+        logger.info("waiting for all %d workers: %s", len(cluster.workers), workers)
+        wait_for_all(cluster.own, cluster.workers)
+    try:
+        return interruptible(tf.distribute.MultiWorkerMirroredStrategy)
+    except tf.errors.UnknownError as error:  # TensorFlow does not name the address
+        where = f"the workers are {workers}, and each needs a port of its own"
+        raise ConnectionError(f"strategy=multi_worker cannot start: {reason(error)}; {where}") from error
+
+
+def _mirrored_strategy(devices: Sequence[Any]) -> tf.distribute.Strategy:
+    """The strategy for all of these logical devices of this machine."""
+    if len(devices) == 1:
+        logger.info("strategy=mirrored: there is only one device, %s, and training uses it", devices[0].name)
+    # Otherwise, TensorFlow mixes up the sums of two training runs in one process.
+    tf.distribute.MirroredStrategy._collective_key_base += 100
+    return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
 def _must_be_tpu(strategy: str, arguments: str) -> ParameterError:
@@ -226,10 +253,21 @@ def _tpu_strategy(
     return tf.distribute.TPUStrategy(resolver)
 
 
+def workers_in_environment() -> int:
+    """How many programs will train together by `TF_CONFIG` or, if it is not set, by the tasks of Slurm's `srun`.
+
+    Raises:
+        ParameterError: `TF_CONFIG` or Slurm's variables are malformed.
+    """
+    cluster = _cluster(_tf_config())
+    return len(cluster.workers) if cluster else 1
+
+
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """The number of programs that train together, usually one on each machine. A TPU needs only one program."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return max(len(_workers(required=False)), 1)
+        cluster = _cluster(os.environ.get("TF_CONFIG"))
+        return len(cluster.workers) if cluster else 1
     return 1
 
 
@@ -407,7 +445,7 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
-    def of_batch(*batch):
+    def shares_of_batch(*batch):
         """The shares of a batch. (`unbatch` crashes for tensors without elements, such as weights `[B, 0]`.)"""
         shares = tf.nest.map_structure(lambda x: tf.stack(tf.split(x, replicas)), batch)
         return tf.data.Dataset.range(replicas).map(lambda i: tf.nest.map_structure(lambda x: x[i], shares))
@@ -416,7 +454,7 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
         """The dataset of the shares of this worker's replicas, one after the other."""
         shares = dataset
         if replicas > 1:
-            shares = shares.flat_map(of_batch)
+            shares = shares.flat_map(shares_of_batch)
             if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
                 shares = shares.repeat()  # tells TensorFlow that it is infinite; else every step asks for the end
         return prefetched(shares)

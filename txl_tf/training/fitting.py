@@ -112,18 +112,18 @@ def fit(
     for epoch in range(model._initial_epoch or arguments.get("initial_epoch", 0), n_epochs):
         model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
-        of_step: dict[str, Any] | None = None
+        step_logs: dict[str, Any] | None = None
         for first, last, iterator in epochs.calls():
             callbacks.on_train_batch_begin(first)
             try:
-                of_step = step(iterator)
+                step_logs = step(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 epochs.end()
                 break
-            callbacks.on_train_batch_end(last, of_step)
+            callbacks.on_train_batch_end(last, step_logs)
             if model.stop_training:
                 break
-        logs = _logs_of_epoch(model, of_step)
+        logs = _logs_of_epoch(model, step_logs)
         if validate is not None and is_due(epoch, arguments.get("validation_freq", 1)):
             logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
         callbacks.on_epoch_end(epoch, logs)
@@ -150,18 +150,18 @@ def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) 
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
-    of_step: dict[str, Any] | None = None
+    step_logs: dict[str, Any] | None = None
     for first, last, iterator in epochs.calls():
         callbacks.on_test_batch_begin(first)
         try:
-            of_step = step(iterator)
+            step_logs = step(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             epochs.end()
             break
-        callbacks.on_test_batch_end(last, of_step)
+        callbacks.on_test_batch_end(last, step_logs)
         if model.stop_evaluating:
             break
-    logs = _logs_of_epoch(model, of_step)
+    logs = _logs_of_epoch(model, step_logs)
     callbacks.on_test_end(logs)
     return logs
 
@@ -176,18 +176,21 @@ def is_due(epoch: int, frequency: int | Iterable[int]) -> bool:
     return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
 
 
-def _logs_of_epoch(model: Any, of_step: dict[str, Any] | None) -> dict[str, Any]:
+def _logs_of_epoch(model: Any, step_logs: dict[str, Any] | None) -> dict[str, Any]:
     """The logs at the end of an epoch: the results of the model's metrics.
 
-    If their names are not those in `of_step`, the logs of the last step, the result is `of_step`, as in Keras.
+    If their names are not those in `step_logs`, the logs of the last step, the result is `step_logs`, as in Keras.
     """
-    of_epoch = model.get_metrics_result()
-    return as_floats(of_epoch if of_step is None or of_epoch.keys() == of_step.keys() else of_step)
+    epoch_logs = model.get_metrics_result()
+    return scalars_as_floats(epoch_logs if step_logs is None or epoch_logs.keys() == step_logs.keys() else step_logs)
 
 
-def as_floats(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs with a Python float for each scalar. Other values do not change."""
-    return {name: float(x) if getattr(x, "shape", None) == () else x for name, x in logs.items()}
+def scalars_as_floats(logs: Any) -> Any:
+    """Logs, a dictionary or a list, with a Python float for each scalar. Other values do not change.
+
+    Before Keras 3.14, Keras itself returns some scalars as tensors.
+    """
+    return keras.tree.map_structure(lambda x: float(x) if getattr(x, "shape", None) == () else x, logs)
 
 
 def _callbacks(

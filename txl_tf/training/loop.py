@@ -110,12 +110,15 @@ def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tenso
     return {name: METRICS[name](nll) for name in log_names if name in METRICS}
 
 
-def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callable:
-    """Makes the function that `fit` and `evaluate` call for the next `steps_per_execution` steps.
+class Steps:
+    """The steps of one call of the graph, on all replicas: `steps(iterator)` takes an iterator of batches.
 
-        replica_step        one step of one replica, on its share of the rows
+        __call__            the next `steps_per_execution` steps
         one_step            one step of all replicas, and the sums of the logs: a graph
         several_steps       a loop of `one_step` in one graph, for several steps in one call
+
+    The call returns the logs of the last step with the results of the user's metrics. It reads and changes
+    `model.loop`, and sets `model.stop_agreed`.
 
     `strategy.run` takes and returns values of all replicas. `mems` is such a value, which never leaves its replica. The
     logs of a step are the same on every replica, so those of the first replica are used. For additional logs of a
@@ -125,73 +128,32 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         model: a `MemoryModel`.
         step_name: "train_step" or "test_step".
         log_names: names of the logs.
-
-    Returns:
-        A function that takes an iterator of batches, runs the steps, and returns the logs of the last one with the
-        results of the user's metrics. It reads and changes `model.loop`, and sets `model.stop_agreed`.
     """
-    strategy = model.distribute_strategy
-    step = model.step_with_memory(step_name)
-    zero = np.zeros([], model.loss_dtype)
-    library_logs = {"loss", "tokens", "overflow", "grad_norm", *log_names}
 
-    def one_step(shape, data, mems, totals):
-        def replica_step(data, mems):
-            """The step of one replica."""
-            for x in data:
-                x.set_shape(shape)  # because tf.distribute loses it
-            # If the shape may vary, XLA compiles no parts of the step: it would compile them for every shape.
-            with fusing(False) if None in shape else contextlib.nullcontext():
-                return step(data, mems)
+    def __init__(self, model: Any, step_name: str, log_names: tuple[str, ...]) -> None:
+        self.model = model
+        self.step_name = step_name
+        self.log_names = log_names
+        self.strategy = model.distribute_strategy
+        self.step = model.step_with_memory(step_name)
+        self.zero = np.zeros([], model.loss_dtype)
+        self.one_step: Callable[..., Any] = self._one_step
+        self.several_steps: Callable[..., Any] = self._several_steps
+        if not model.run_eagerly:
+            # Steps are traced as they are written. AutoGraph is not needed, and would also rewrite a user's own step.
+            self.one_step = tf.function(self._one_step, reduce_retracing=True, autograph=False)
+            self.several_steps = tf.function(self._several_steps, reduce_retracing=True, autograph=False)
 
-        logs, mems = strategy.run(replica_step, args=(data, mems))
-        local_results = {name: of_replicas(value) for name, value in logs.items()}
-        own_logs = {
-            name: tf.reduce_mean(tf.stack(values), 0)
-            for name, values in local_results.items()
-            if name not in library_logs
-        }
-        logs = {"overflow": zero, "grad_norm": zero, **{name: values[0] for name, values in local_results.items()}}
-        exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items() if name not in own_logs}
-        nll = exact["loss"] * exact["tokens"]
-        totals += tf.stack([nll, *(exact[name] for name in ("tokens", "overflow", "grad_norm")), 1.0])
-        logs |= metrics_of(logs["loss"], log_names)
-        return {**{name: tf.cast(logs[name], zero.dtype) for name in log_names}, **own_logs}, mems, totals
-
-    def several_steps(n, shape, iterator, mems, totals):
-        def body(i, _, mems, totals):
-            return [i + 1, *without_other_logs(*one_step(shape, iterator.get_next(), mems, totals))]
-
-        # An evaluation overwrites its memory: no step may begin before the previous one has read it.
-        values = [tf.constant(0), dict.fromkeys(log_names, zero), mems, totals]
-        return tf.while_loop(lambda i, *_: i < n, body, values, parallel_iterations=1)[1:]
-
-    def without_other_logs(logs, mems, totals):
-        """Returns the results of a step. Raises ParameterError if it has logs that are not in `log_names`.
-
-        A loop in a graph must start with values of the same names as its results. The names of other logs are known
-        only after a step.
-        """
-        extra_names = sorted(logs.keys() - {*log_names})
-        if extra_names:
-            what = f"{step_name} logs {', '.join(extra_names)} besides"
-            raise ParameterError("steps_per_execution", model.steps_per_execution, f"1 where {what}")
-        return logs, mems, totals
-
-    if not model.run_eagerly:
-        # Steps are traced as they are written. AutoGraph is not needed, and would also rewrite a user's own step.
-        one_step = tf.function(one_step, reduce_retracing=True, autograph=False)
-        several_steps = tf.function(several_steps, reduce_retracing=True, autograph=False)
-
-    def function(iterator):
+    def __call__(self, iterator: Any) -> dict[str, Any]:
         """Runs the steps of one call. Returns the logs of the last one. Raises StopIteration if no batch is left."""
-        stop = any_worker(strategy, model.stop_requested)
+        model = self.model
+        stop = any_worker(self.strategy, model.stop_requested)
         logs = None
         state = model.loop
         if not state.begun and is_overridden(model, "reset_metrics"):
             allowed = "a method that calls super().reset_metrics(), which begins an epoch or an evaluation"
             raise ParameterError("reset_metrics", model.reset_metrics, allowed)
-        replicas = strategy.num_replicas_in_sync
+        replicas = self.strategy.num_replicas_in_sync
         usual_rows = state.batches.rows // replicas  # rows of a replica in most batches
         # Whether the length is static must not depend on the first segment or on the number of remaining steps.
         # Otherwise a resumed run would round differently from one that was not interrupted.
@@ -199,14 +161,14 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         for n in state.batches.calls(iterator, state.steps_of_call(model.steps_per_execution)):
             if n > 1:
                 rows = usual_rows
-                run = functools.partial(several_steps, tf.constant(n), (rows, tgt_len), iterator)
+                run = functools.partial(self.several_steps, tf.constant(n), (rows, tgt_len), iterator)
             else:
                 data = next(iterator, None)
                 if data is None:
                     break
                 rows, length, data = shape_and_data(data)
                 known_rows = rows if model.static_shapes or rows == usual_rows else None
-                run = functools.partial(one_step, (known_rows, tgt_len if length == tgt_len else None), data)
+                run = functools.partial(self.one_step, (known_rows, tgt_len if length == tgt_len else None), data)
             with model.stepping:
                 logs, mems, totals = run(state.mems_of(rows * replicas), state.totals)
             state.after_step(logs, rows * replicas, mems, totals)
@@ -215,7 +177,57 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         model.stop_agreed = stop
         return {**model.results_of_user_metrics(), **logs}
 
-    return function
+    def _one_step(self, shape: Any, data: Any, mems: Any, totals: Any) -> tuple[dict[str, Any], Any, Any]:
+        """Returns `(logs, mems, totals)` after one step of all replicas.
+
+        Args:
+            shape: `(rows, length)` of a replica's share of the batch.
+            data: the batch.
+            mems, totals: as in `LoopState`.
+        """
+
+        def replica_step(data, mems):
+            """The step of one replica."""
+            for x in data:
+                x.set_shape(shape)  # because tf.distribute loses it
+            # If the shape may vary, XLA compiles no parts of the step: it would compile them for every shape.
+            with fusing(False) if None in shape else contextlib.nullcontext():
+                return self.step(data, mems)
+
+        results, mems = self.strategy.run(replica_step, args=(data, mems))
+        names = ("loss", "tokens", "overflow", "grad_norm")
+        logs: dict[str, Any] = {"overflow": self.zero, "grad_norm": self.zero}
+        own_logs = {}
+        for name, value in results.items():
+            values = of_replicas(value)
+            if name in (*names, *self.log_names):
+                logs[name] = values[0]
+            else:
+                own_logs[name] = tf.reduce_mean(tf.stack(values), 0)
+        loss, tokens, overflow, grad_norm = (tf.cast(logs[name], totals.dtype) for name in names)
+        totals += tf.stack([loss * tokens, tokens, overflow, grad_norm, 1.0])
+        logs |= metrics_of(logs["loss"], self.log_names)
+        return {**{name: tf.cast(logs[name], self.zero.dtype) for name in self.log_names}, **own_logs}, mems, totals
+
+    def _several_steps(self, n: Any, shape: Any, iterator: Any, mems: Any, totals: Any) -> list[Any]:
+        """Returns `[logs, mems, totals]` after `n` steps, with the logs of the last one. Arguments: see `_one_step`.
+
+        Raises:
+            ParameterError: a step has other logs than `log_names`. A loop in a graph must start with values of the same
+                names as its results, but the names of other logs are known only after a step.
+        """
+
+        def body(i, _, mems, totals):
+            logs, mems, totals = self.one_step(shape, iterator.get_next(), mems, totals)
+            extra_names = sorted(logs.keys() - {*self.log_names})
+            if extra_names:
+                what = f"{self.step_name} logs {', '.join(extra_names)} besides"
+                raise ParameterError("steps_per_execution", self.model.steps_per_execution, f"1 where {what}")
+            return [i + 1, logs, mems, totals]
+
+        # An evaluation overwrites its memory: no step may begin before the previous one has read it.
+        values = [tf.constant(0), dict.fromkeys(self.log_names, self.zero), mems, totals]
+        return tf.while_loop(lambda i, *_: i < n, body, values, parallel_iterations=1)[1:]
 
 
 def shape_and_data(data: tuple) -> tuple[int, int, tuple]:

@@ -2,7 +2,7 @@
 
     fit                 checks the arguments, and starts the memory
         fitting.fit     the loop over epochs and calls of the graph, with callbacks; training/fitting.py
-        make_loop       the steps of one call, on all replicas; training/loop.py
+        Steps           the steps of one call, on all replicas; training/loop.py
         train_step      one step on one replica; training/segment_step.py
         segment_nll     a method of the subclass
 
@@ -34,6 +34,7 @@ from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training import fitting
+from txl_tf.training.compiled_metrics import refuse_taken_names, results_of
 from txl_tf.training.distribution import (
     all_rows,
     divided,
@@ -44,20 +45,19 @@ from txl_tf.training.distribution import (
     to_replicas,
 )
 from txl_tf.training.keras_arguments import (
-    HOOKS_OF_MEMORY_MODEL,
     IN_ORDER,
+    UNUSED_HOOKS,
     by_name,
     check_steps_take,
     checked_metric_names,
     is_overridden,
     refuse,
     refuse_hooks,
-    refuse_taken_names,
 )
-from txl_tf.training.loop import LoopState, make_loop
+from txl_tf.training.loop import LoopState, Steps
 from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.trained_model import Turns, results_of
+from txl_tf.training.trained_model import Turns
 
 # Arguments of `compile` that become attributes, except Keras's own.
 OF_COMPILE = ("gradient_accumulation_steps", "parallel_parts", "static_shapes", "bin_capacities")
@@ -94,7 +94,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._fitted = LoopState()  # the state of the last `fit`
-        self._running = threading.local()  # its `loop` is the state of the method that this thread runs
+        self._this_thread = threading.local()  # its `loop` is the state of the method that this thread runs
         self._methods: list[str] = []  # names of the methods that run in any thread
         self._carried = threading.local()  # see `SegmentStep`
         self._turns = {"training": Turns(), "test_on_batch": Turns()}
@@ -103,21 +103,21 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     @property
     def loop(self) -> LoopState:
-        return getattr(self._running, "loop", None) or self._fitted
+        return getattr(self._this_thread, "loop", None) or self._fitted
 
     @loop.setter
     def loop(self, state: LoopState) -> None:
         self._fitted = state
 
     @contextlib.contextmanager
-    def running(self, state: Any) -> Iterator[None]:
+    def using_loop(self, state: Any) -> Iterator[None]:
         """In this block, `state` is the `loop` of this thread. So evaluations in several threads have their own."""
-        before = getattr(self._running, "loop", None)
-        self._running.loop = state
+        before = getattr(self._this_thread, "loop", None)
+        self._this_thread.loop = state
         try:
             yield
         finally:
-            self._running.loop = before
+            self._this_thread.loop = before
 
     @known_names
     def compile(
@@ -188,7 +188,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
         Hooks of `predict` are allowed if `predict` and `predict_on_batch` are both overridden, too.
         """
-        unused = dict(HOOKS_OF_MEMORY_MODEL)
+        unused = dict(UNUSED_HOOKS)
         if is_overridden(self, "predict") and is_overridden(self, "predict_on_batch"):
             del unused["predict_step"], unused["make_predict_function"]
         refuse_hooks(self, unused)
@@ -298,7 +298,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         state = LoopState(tuple(self.metrics_names), batches, start=start, steps_left=steps)
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
         turn = self._turns["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
-        with turn, self.running(state), plain_messages(), self._marked_as_running("evaluate"):
+        with turn, self.using_loop(state), plain_messages(), self._marked_as_running("evaluate"):
             self.make_test_function()
             epochs = self._epochs(batches, steps)
             logs = fitting.evaluate(self, self._current("test_function"), epochs, kwargs)
@@ -369,13 +369,13 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         if self.train_function is None or force:
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
             self._compiled_gradients = jitted
-            self.train_function = make_loop(self, "train_step", self._log_names())
+            self.train_function = Steps(self, "train_step", self._log_names())
 
     def make_test_function(self, force: bool = False) -> None:
         """See `make_train_function`."""
         force = self.hooks_changed("test_function", "test_step", "segment_nll", "evaluation_nll", "call") or force
         if self.test_function is None or force:
-            self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
+            self.test_function = Steps(self, "test_step", tuple(self.metrics_names))
 
     def _log_names(self) -> tuple[str, ...]:
         """Names of the logs of every training step. A user's own step may have additional ones."""

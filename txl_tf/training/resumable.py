@@ -21,19 +21,11 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.schema import check_names
 from txl_tf.training.among_workers import AmongWorkers
+from txl_tf.training.compiled_metrics import NO_METRICS, CompiledMetrics, names_of, refuse_taken_names, results_of
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.keras_arguments import (
-    NO_METRICS,
-    CompiledMetrics,
-    by_name,
-    is_overridden,
-    names_of,
-    refuse,
-    refuse_hooks,
-    refuse_taken_names,
-    takes_name,
-)
-from txl_tf.training.trained_model import Turns, apply_gradients, as_numbers, results_of
+from txl_tf.training.fitting import scalars_as_floats
+from txl_tf.training.keras_arguments import by_name, is_overridden, refuse, refuse_hooks, takes_name
+from txl_tf.training.trained_model import Turns, apply_gradients
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
@@ -207,7 +199,7 @@ class Resumable(AmongWorkers):
             self._watch(kwargs)
             if not self.several_workers:
                 self._check_steps("steps", kwargs, kwargs.get("x"))
-                return as_numbers(super().evaluate(**kwargs))
+                return scalars_as_floats(super().evaluate(**kwargs))
             logs = self.evaluate_among_workers(kwargs)
         if kwargs.get("return_dict"):
             return logs
@@ -232,7 +224,7 @@ class Resumable(AmongWorkers):
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
             self._trace_again("train", self._class_weights)
             self._reset_before_batch()
-            logs = as_numbers(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
+            logs = scalars_as_floats(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
             self._check_class_weights()
         return logs
 
@@ -247,7 +239,7 @@ class Resumable(AmongWorkers):
         with self._turn("test_on_batch"):
             self._trace_again("test")
             self._reset_before_batch()
-            return as_numbers(super().test_on_batch(x, y, sample_weight, return_dict))
+            return scalars_as_floats(super().test_on_batch(x, y, sample_weight, return_dict))
 
     def _reset_before_batch(self) -> None:
         """Resets the metrics, so that the logs of one batch are of that batch alone. Keras does so from 3.15 on.
@@ -463,7 +455,8 @@ class Resumable(AmongWorkers):
             training: whether it is a step of training.
         """
         if not any(is_overridden(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
-            names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
+            measured = (*self.own_metrics, self.grad_norm, *self._extra_metrics.metrics)  # over all replicas
+            names = {metric.name for metric in measured}
             return {**logs, **results_of(metric for metric in self.metrics if metric.name not in names)}
         not_updated = self.only_in_evaluation if training else [self.grad_norm]
         self._not_updated = tuple(metric.name for metric in not_updated)

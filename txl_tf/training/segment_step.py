@@ -367,7 +367,7 @@ def side_by_side(step: Step, parts: int) -> Step:
         ]
         results = at_the_same_time(step, arguments)
         sums, gradients, new_mems = zip(*results, strict=True)
-        gradients = [tf.add_n(of_parts) for of_parts in zip(*gradients, strict=True)]
-        return tf.add_n(sums), gradients, [tf.concat(of_parts, 0) for of_parts in zip(*new_mems, strict=True)]
+        gradients = [tf.add_n(gradients_of_weight) for gradients_of_weight in zip(*gradients, strict=True)]
+        return tf.add_n(sums), gradients, [tf.concat(mems_of_layer, 0) for mems_of_layer in zip(*new_mems, strict=True)]
 
     return all_parts

@@ -86,11 +86,11 @@ class SingleBatches:
     def _run_batch(
         self: Any, method: str, function: Callable, log_names: tuple[str, ...], x: Any, y: Any, sample_weight: Any
     ) -> dict[str, float]:
-        """Checks a batch, calls a function from `make_loop` for it, and stores the new memory. Returns logs as floats.
+        """Checks a batch, calls `Steps` for it, and stores the new memory. Returns logs as floats.
 
         Args:
             method: "train_on_batch" or "test_on_batch", whose memory is used.
-            function: the function from `make_loop`.
+            function: `Steps`, or a function that replaces it.
             log_names: see `LoopState`.
             x, y, sample_weight: see `train_on_batch`.
         """
@@ -115,7 +115,7 @@ class SingleBatches:
         replicas = strategy.num_replicas_in_sync
         data = tuple(to_replicas(strategy, np.split(array, replicas), array.dtype) for array in batch)
         state = LoopState(log_names, batches, mems)
-        with self.running(state):
+        with self.using_loop(state):
             self.reset_metrics()
             logs = function(iter([data]))
         self._loop_states[method] = state

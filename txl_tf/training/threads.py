@@ -17,11 +17,11 @@ import tensorflow as tf
 from txl_tf.calls import checked_call
 from txl_tf.config import at_least
 
-MOST_PARTS = 8  # every part computes gradients of all weights, which memory must hold
+MAX_PARTS = 8  # every part computes gradients of all weights, which memory must hold
 # Adding the gradients of the parts takes as long as the parts save if there are more weights for each token of a batch.
-MOST_WEIGHTS_PER_TOKEN = 10_000
+MAX_WEIGHTS_PER_TOKEN = 10_000
 # TensorFlow prepares a step of several parts for about a second longer. A run of fewer tokens does not regain it.
-FEWEST_TOKENS = 100_000
+MIN_TOKENS = 100_000
 
 _set_for = 1  # the number of parts for which `set_threads` has set the threads
 
@@ -77,9 +77,9 @@ def choose_parallel_parts(rows: int, n_tokens: float, weights_per_token: float =
         weights_per_token: of a training, the number of weights divided by the tokens of these rows.
     """
     has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
-    if has_accelerator or n_tokens < FEWEST_TOKENS or weights_per_token > MOST_WEIGHTS_PER_TOKEN:
+    if has_accelerator or n_tokens < MIN_TOKENS or weights_per_token > MAX_WEIGHTS_PER_TOKEN:
         return 1
-    divisors = [parts for parts in range(1, min(cores(), MOST_PARTS) + 1) if rows % parts == 0]
+    divisors = [parts for parts in range(1, min(cores(), MAX_PARTS) + 1) if rows % parts == 0]
     return max(divisors, key=lambda parts: (parts * (cores() // parts), parts))
 
 

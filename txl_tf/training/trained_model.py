@@ -246,20 +246,6 @@ class TrainedModel(Unquantized, MixedIntoModel):
         """Restores the state from `carried_arrays`. A callback calls it after `fit` has begun."""
 
 
-def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
-    """`{name: result}` of metrics. A metric whose result is a dictionary adds its items instead."""
-    results = {}
-    for metric in metrics:
-        result = metric.result()
-        results |= result if isinstance(result, dict) else {metric.name: result}
-    return results
-
-
-def as_numbers(results: Any) -> Any:
-    """The results of a method of Keras, with scalar tensors as floats. Before Keras 3.14, some are tensors."""
-    return keras.tree.map_structure(lambda x: float(x) if getattr(x, "shape", None) == () else x, results)
-
-
 class _Whole(keras.Layer):
     """A layer that contains a model and returns its input. See `clear_losses`."""
 
