@@ -445,7 +445,7 @@ def test_what_every_worker_gives_is_summed_once_a_worker_and_its_rows_stand_in_o
     shares = iter(distribution.divided(tf.data.Dataset.zip((numbers.batch(4), no_weights)), two_replicas))
     for first in (0, 4, 8):
         share, empty = next(shares)
-        assert [part.shape for part in distribution.of_replicas(empty)] == [[2, 0], [2, 0]]
+        assert [part.shape for part in distribution.replica_tensors(empty)] == [[2, 0], [2, 0]]
         assert [part.numpy().tolist() for part in two_replicas.experimental_local_results(share)] == [
             [first, first + 1],
             [first + 2, first + 3],

@@ -15,7 +15,7 @@ class Choice(NamedTuple):
     """A preset and the machine for which it was chosen."""
 
     preset: str
-    accelerators: int  # number of GPUs of this machine
+    gpus: int  # number of GPUs of this machine
     machine: str  # in words
 
 

@@ -305,7 +305,7 @@ def choose_settings(data, exists):
     """
     level, n_bytes, n_tokens = size_of_text(data)
     choice = chosen_preset(n_bytes)
-    settings = preset_settings(choice.preset, level, n_tokens, batch_divisor(choice.accelerators), given_steps())
+    settings = preset_settings(choice.preset, level, n_tokens, batch_divisor(choice.gpus), given_steps())
     all_given = settings and set(settings) <= set(given(settings))
     if not exists and not all_given:
         sizes = values(SIZES, given_only=True)

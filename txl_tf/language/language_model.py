@@ -28,8 +28,8 @@ from txl_tf.nn.masks import as_bool_like
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
-from txl_tf.training.distribution import of_replicas
-from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
+from txl_tf.training.distribution import replica_tensors
+from txl_tf.training.memory_model import COMPILE_ARGUMENTS, MemoryModel
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
@@ -57,7 +57,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     softmax: Any
 
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
-    fixed_settings = {**dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(OF_COMPILE, "give it to compile()")}
+    fixed_settings = {**dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(COMPILE_ARGUMENTS, "give it to compile()")}
     copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}
 
     def __init__(
@@ -341,7 +341,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             return write(**arguments)
         strategy = self.distribute_strategy
         texts = strategy.run(write, kwargs=arguments)
-        return tf.nest.map_structure(lambda per_replica: of_replicas(per_replica)[0], texts)
+        return tf.nest.map_structure(lambda per_replica: replica_tensors(per_replica)[0], texts)
 
     _search_tokens = compiled_method()(generation.search_tokens)
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.training import fitting
-from txl_tf.training.distribution import any_worker, divided, num_workers, of_replicas, own_rows
+from txl_tf.training.distribution import any_worker, divided, num_workers, own_rows, replica_tensors
 from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.trained_model import TrainedModel
 
@@ -158,7 +158,7 @@ class AmongWorkers(TrainedModel):
                 # A lambda, because `run` does not pass `self` to a method that has a decorator.
                 logs = strategy.run(lambda batch: getattr(self, name)(batch), args=(iterator.get_next(),))
                 # Not `name`: in Python 3.12 and 3.13, a comprehension over `name` hides it from the lambda.
-                return {key: of_replicas(value)[0] for key, value in logs.items()}
+                return {key: replica_tensors(value)[0] for key, value in logs.items()}
 
             steps[name] = one_step if self.run_eagerly else tf.function(one_step, autograph=False)
         return steps[name]

@@ -309,11 +309,11 @@ def all_rows(strategy: tf.distribute.Strategy, tensors: list) -> list[tf.Tensor]
         tensors: values of which every replica has its share of the rows.
     """
     if num_workers(strategy) == 1:
-        return [tf.concat(of_replicas(tensor), 0) for tensor in tensors]
+        return [tf.concat(replica_tensors(tensor), 0) for tensor in tensors]
     return _gather_function(strategy)(tensors)
 
 
-def of_replicas(value: Any) -> list[Any]:
+def replica_tensors(value: Any) -> list[Any]:
     """The tensors of a value on the replicas of this worker, as a list. A plain tensor gives a list of itself."""
     return tf.nest.flatten(value, expand_composites=True)
 

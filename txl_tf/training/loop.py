@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
-from txl_tf.training.distribution import any_worker, of_replicas
+from txl_tf.training.distribution import any_worker, replica_tensors
 from txl_tf.training.keras_arguments import METRICS, is_overridden
 
 # The sums over an epoch at its start: weight * nll, weights, tokens left out, gradient norms, number of steps.
@@ -199,7 +199,7 @@ class Steps:
         logs: dict[str, Any] = {"overflow": self.zero, "grad_norm": self.zero}
         own_logs = {}
         for name, value in results.items():
-            values = of_replicas(value)
+            values = replica_tensors(value)
             if name in (*names, *self.log_names):
                 logs[name] = values[0]
             else:
@@ -236,5 +236,5 @@ def shape_and_data(data: tuple) -> tuple[int, int, tuple]:
     The batch is `(tokens, labels)`, `(tokens, labels, weights)` or `(tokens, labels, weights, done)`, see
     `data/text/checked_batches.py`. Weights of the shape `[rows, 0]` are left out. They mean that all labels count.
     """
-    shapes = [of_replicas(x)[0].shape for x in data]
+    shapes = [replica_tensors(x)[0].shape for x in data]
     return *shapes[0], data if len(data) < 3 or shapes[2][1] else data[:2]

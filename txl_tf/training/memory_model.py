@@ -60,7 +60,7 @@ from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import Turns
 
 # Arguments of `compile` that become attributes, except Keras's own.
-OF_COMPILE = ("gradient_accumulation_steps", "parallel_parts", "static_shapes", "bin_capacities")
+COMPILE_ARGUMENTS = ("gradient_accumulation_steps", "parallel_parts", "static_shapes", "bin_capacities")
 
 
 class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
@@ -177,10 +177,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self._metric_names = metrics
         self.auto_scale_loss = auto_scale_loss
         own = (gradient_accumulation_steps, parallel_parts, bool(static_shapes), bin_capacities)
-        self.__dict__.update(zip(OF_COMPILE, own, strict=True))  # only `compile` can set these attributes
+        self.__dict__.update(zip(COMPILE_ARGUMENTS, own, strict=True))  # only `compile` can set these attributes
 
     def compile_arguments(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in OF_COMPILE}
+        own = {name: getattr(self, name) for name in COMPILE_ARGUMENTS}
         return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}
 
     def _check_hooks(self) -> None:
