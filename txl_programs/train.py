@@ -26,6 +26,7 @@ from absl import flags
 
 from txl_config import (
     SCHEMES,
+    DecoderConfig,
     EvaluationConfig,
     MachineConfig,
     ModelConfig,
@@ -360,6 +361,12 @@ def train(folder):
     training = config_of(TrainingConfig, settings["training"])
     model = config_of(group, model_defaults(group, settings["model"]), leave_out=FROM_TEXT)
     check_model_flags(group, getattr(model, "positions", "relative"))
+    if isinstance(model, DecoderConfig):
+        check_used(
+            (changed(["lora_alpha"]), model.lora_rank, "is for low-rank updates: give --lora_rank, too"),
+            (changed(["init_range"]), model.init == "uniform", "is for --init=uniform"),
+            (changed(["init_std", "proj_init_std"]), model.init == "normal", "is for --init=normal"),
+        )
     train_run(
         folder,
         data=data_arguments(settings["data"]),
