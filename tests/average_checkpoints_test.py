@@ -153,6 +153,8 @@ def test_a_run_of_another_vocabulary_or_model_is_named(run, tmp_path):
         ({"num_last_checkpoints": 0}, "num_last_checkpoints", 0, "at least 1"),
         ({"checkpoints": ["ckpt-7"]}, "checkpoint", "ckpt-7", ANY),
         ({"checkpoints": ["ckpt-2", "", "ckpt-3"]}, "checkpoints", ["ckpt-2", "", "ckpt-3"], "names of checkpoints"),
+        ({"checkpoints": ["ckpt-2", "ckpt-2"]}, "checkpoints", ["ckpt-2", "ckpt-2"], "different checkpoints"),
+        ({"checkpoints": ["ckpt-3", "latest"]}, "checkpoints", ["ckpt-3", "latest"], "different checkpoints"),
         ({"checkpoints": ["ckpt-1"], "model_dir": "nowhere"}, "model_dir", "nowhere", "the folder of a run"),
         ({"checkpoints": ["ckpt-1"], "output_dir": "."}, "model_dir", ANY, "a new folder"),
     ],

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import full_disk, mentions, raises_naming, raises_parameter
+from helpers import full_disk, mentions, program, raises_naming, raises_parameter, run_here
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.data.vocabulary import unescape
+from txl_tf.runs import evaluate as evaluation_module
 from txl_tf.runs.evaluate import Evaluator, evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import corpus_of
@@ -129,3 +130,74 @@ def test_token_nll_where_nothing_can_be_written_is_refused_at_once(trained, tmp_
         evaluate(trained, token_nll=str(tmp_path / "none" / "tokens.tsv"), eval_split="nothing so far")
     with raises_naming(OSError, tmp_path):
         evaluate(trained, token_nll=str(tmp_path), eval_split="nothing so far")
+
+
+def test_a_file_for_token_nll_is_not_compressed(trained, tmp_path):
+    with raises_parameter("token_nll", str(tmp_path / "nll.tsv.gz")):
+        evaluate(trained, token_nll=str(tmp_path / "nll.tsv.gz"))
+
+
+# ------------------------------------------------------------------------------- flags of train.py in an evaluation
+
+
+@pytest.fixture
+def evaluated(trained, monkeypatch):
+    """Runs `train.py --do_eval_only` with flags, without the evaluation; returns the arguments of `evaluate_run`."""
+
+    def settings(*flags):
+        got = {}
+        monkeypatch.setattr(evaluation_module, "evaluate_run", lambda folder, **settings: got.update(settings))
+        for tool in program("train.py"):
+            run_here(tool, f"--model_dir={trained}", "--do_eval_only", *flags)
+        return got
+
+    return settings
+
+
+@pytest.mark.parametrize(
+    "flags, name",
+    [
+        ("--valid_fraction=0.5", "valid_fraction"),
+        ("--min_freq=100", "min_freq"),
+        ("--level=word", "level"),
+        ("--lower_case", "lower_case"),
+        ("--documents", "documents"),
+        ("--raw_text", "raw_text"),
+        ("--cutoffs=5,9", "cutoffs"),
+        ("--vocab_path=nowhere", "vocab_path"),
+        ("--eval_path=other.txt --level=word", "level"),
+        ("--data_path=other.txt --eval_path=other.txt --lower_case", "lower_case"),
+        ("--init_from=nowhere", "init_from"),
+        ("--warm_start_path=nowhere", "warm_start_path"),
+        ("--train_steps=5 --save_steps=-3", "train_steps"),
+        ("--patience=5", "patience"),
+        ("--ema=0.5", "ema"),
+        ("--preset=tiny", "preset"),
+        ("--dropout=0.5", "dropout"),
+        ("--label_smoothing=0.3", "label_smoothing"),
+        ("--init=uniform", "init"),
+        ("--lora_alpha=3", "lora_alpha"),
+        ("--sliding_step=3", "sliding_step"),
+        ("--sliding_window=8 --tgt_len=4", "tgt_len"),
+        ("--eval_path=other.txt --eval_split=test", "eval_split"),
+    ],
+)
+def test_a_flag_without_effect_on_an_evaluation_is_refused(evaluated, flags, name):
+    with raises_parameter(name):
+        evaluated(*flags.split())
+
+
+def test_the_command_of_the_training_evaluates(evaluated, trained, tmp_path, monkeypatch):
+    training = RunFolder(trained).read_config()["training"]
+    of_run = [f"--{name}={training[name]}" for name in ("train_steps", "save_steps", "learning_rate", "seed")]
+    assert evaluated("--level=char", *of_run)["data"] == {}
+    assert evaluated("--dropout=0", "--mem_len=9")["model"] == {"dropout": 0.0, "mem_len": 9}
+    with_text = evaluated("--data_path=other.txt", "--level=word", "--train_steps=99", "--preset=tiny", "--ema=0.5")
+    assert (with_text["data"]["data_path"], with_text["data"]["level"]) == (["other.txt"], "word")
+    sliding = evaluated("--sliding_window=8", "--tgt_len=4", "--max_eval_batch=3")["evaluation"]
+    assert (sliding.sliding_window, sliding.tgt_len, sliding.max_eval_batch) == (8, 4, 3)
+    (tmp_path / "recipe.cfg").write_text("--train_steps=99\n--eval_split=test\n")
+    monkeypatch.setattr("sys.argv", ["train.py", f"--flagfile={tmp_path / 'recipe.cfg'}"])
+    assert evaluated(f"--flagfile={tmp_path / 'recipe.cfg'}")["evaluation"].eval_split == "test"
+    with raises_parameter("model_dir", str(trained)):
+        evaluated("--data_path=other.txt", "--init_from=nowhere")

@@ -87,3 +87,36 @@ def test_a_run_that_started_from_another_needs_no_flag_for_it(resumed, tmp_path)
     folder = RunFolder(tmp_path / "run")
     folder.write_config({**config, "init_from": {"model_dir": "there", "checkpoint": "ckpt-1"}}, folder.load_vocabs())
     assert settings()["training"].init_from == "there"
+
+
+@pytest.mark.parametrize("resumed", ["train.py"], indirect=True)
+def test_settings_without_effect_are_refused_as_flags_and_ignored_in_a_run(resumed, tmp_path):
+    settings, config = resumed
+    folder = RunFolder(tmp_path / "run")
+    recorded = {"momentum": 0.5, "schedule": "constant", "min_lr_ratio": 0.5}  # as an earlier version recorded them
+    training = {**config["training"], **recorded}
+    model = {**config["model"], "lora_alpha": 3.0, "init_range": 0.5}
+    folder.write_config({**config, "training": training, "model": model}, folder.load_vocabs())
+    optimizer = settings("--min_lr_ratio=0.004", "--lora_alpha=3", "--lora_rank=2")["optimizer"]
+    assert (optimizer.momentum, optimizer.schedule, optimizer.min_lr_ratio) == (0.9, "constant", 0.004)
+    assert settings("--optimizer=sgd", "--momentum=0.6")["optimizer"].momentum == 0.6
+    assert settings("--schedule=cosine")["optimizer"].min_lr_ratio == 0.5
+    for flags, name, value in [
+        ("--momentum=0.5", "momentum", 0.5),
+        ("--optimizer=sgd --beta_2=0.5", "beta_2", 0.5),
+        ("--min_lr_ratio=0.5", "min_lr_ratio", 0.5),
+        ("--lora_alpha=3", "lora_alpha", 3),
+        ("--init_range=0.5", "init_range", 0.5),
+        ("--init=uniform --init_std=0.5", "init_std", 0.5),
+        ("--sliding_step=3", "sliding_step", 3),
+    ]:
+        with raises_parameter(name, value):
+            settings(*flags.split())
+
+
+@pytest.mark.parametrize("resumed", ["tools/train_seq2seq.py"], indirect=True)
+def test_a_length_penalty_is_for_a_beam_search(resumed):
+    settings, _ = resumed
+    assert settings("--length_penalty=1")["final"].length_penalty == 1  # the run has beam_size=3
+    with raises_parameter("length_penalty", 1.0):
+        settings("--length_penalty=1", "--beam_size=1")

@@ -62,6 +62,9 @@ BAD = [
     ({"clip_value": -1.0}, "clip_value", "None"),
     ({"momentum": 1.0}, "momentum", "[0, 1)"),
     ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay", ""),
+    ({"momentum": 0.5}, "momentum", "left out"),
+    ({"optimizer": "sgd", "beta_2": 0.5}, "beta_2", "left out"),
+    ({"schedule": "constant", "min_lr_ratio": 0.5}, "min_lr_ratio", "left out"),
     ({"schedule": "linear", "warmup_steps": 5, "train_steps": 5}, "warmup_steps", "[0, 5)"),
 ]
 

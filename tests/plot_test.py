@@ -547,6 +547,20 @@ def test_absolute_positions_have_no_terms_to_draw(main, tmp_path):
         main(*arguments)
 
 
+@pytest.mark.parametrize(
+    "name, beginning", [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml"), ("a", b"\x89PNG")]
+)
+def test_a_picture_has_the_format_of_its_ending(main, tmp_path, name, beginning):
+    main("--kind=masks", f"--output={tmp_path / name}")
+    assert (tmp_path / name).read_bytes().startswith(beginning)
+
+
+def test_another_ending_is_refused_with_those_that_are_allowed(main, tmp_path):
+    with raises_parameter("output", str(tmp_path / "a.jpg"), limit=".png, .pdf, .svg"):
+        main("--kind=masks", f"--output={tmp_path / 'a.jpg'}")
+    assert not (tmp_path / "a.jpg").exists()
+
+
 def test_a_text_shorter_than_the_segment_is_all_of_it(plot, run, monkeypatch):
     """B1: 18 subwords, and an error that asked for 32."""
     flags.FLAGS.unparse_flags()

@@ -89,6 +89,13 @@ def test_json_round_trips_with_every_token(score, word_run):
     assert empty == {"text": "", "tokens": 0, "bytes": 0, "nll": 0.0, "ppl": None, "bpb": None, "token_nll": []}
 
 
+def test_an_output_with_the_ending_of_a_compressed_file_is_refused(score, tmp_path):
+    for name in ("nll.tsv.gz", "nll.ZIP"):
+        with raises_parameter("output", str(tmp_path / name)):
+            score(f"--output={tmp_path / name}")
+        assert not (tmp_path / name).exists()
+
+
 def test_bytes_come_out_as_they_went_in(score, tmp_path):
     vocab = Vocab(level="byte")
     vocab.build()

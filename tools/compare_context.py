@@ -35,7 +35,7 @@ flags.DEFINE_integer("rounds", 3, "For speed: number of turns of each model.", l
 flags.DEFINE_string("data_path", None, "For training: text file. Default: Python's reference manual.")
 flags.DEFINE_integer("train_steps", 3000, "For training: steps of each model.", lower_bound=200)
 flags.DEFINE_string("output_dir", "runs/compare_context", "Folder of the runs.")
-flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
+flags.DEFINE_string("output", None, "Picture to draw: a .png, .pdf or .svg file.")
 
 read_flags(__name__)
 
@@ -44,9 +44,8 @@ import tensorflow as tf
 
 from txl_config.errors import ParameterError
 from txl_programs.pictures.context import nll_of_windows
-from txl_programs.pictures.drawing import Figure, check_matplotlib
+from txl_programs.pictures.drawing import Figure, check_matplotlib, check_picture, format_of
 from txl_tf import TransformerLM, TransformerXLLM, load_run
-from txl_tf.files import check_writable
 from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.setup import open_corpus
@@ -217,11 +216,11 @@ def main():
         raise ParameterError("attn_lens", FLAGS.attn_lens, "integers above 1, such as 800,1800")
     if FLAGS.output:
         check_matplotlib()
-    check_writable(FLAGS.output)
+        check_picture(FLAGS.output)
     speed = compare_speed() if FLAGS.part in ("both", "speed") else []
     curves = compare_training() if FLAGS.part in ("both", "training") else {}
     if FLAGS.output:
-        draw(speed, curves).savefig(FLAGS.output, format="png", dpi=150)
+        draw(speed, curves).savefig(FLAGS.output, format=format_of(FLAGS.output), dpi=150)
         print(FLAGS.output)
 
 

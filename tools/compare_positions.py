@@ -37,7 +37,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_list("seeds", ["0"], "Seeds: one training run of every model for each.")
 flags.DEFINE_integer("rounds", 5, "Number of turns that measure the speed.", lower_bound=1)
-flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
+flags.DEFINE_string("output", None, "Picture to draw: a .png, .pdf or .svg file.")
 check_integers("seeds")
 flags.register_validator("seeds", bool, "must name at least one")
 flags.register_validator("positions", bool, "must name at least one")
@@ -48,8 +48,7 @@ import keras
 import numpy as np
 
 import txl_tf
-from txl_programs.pictures.drawing import COLORS, Figure, check_matplotlib
-from txl_tf.files import check_writable
+from txl_programs.pictures.drawing import COLORS, Figure, check_matplotlib, check_picture, format_of
 
 SIZES = {
     "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0,
@@ -174,7 +173,7 @@ def main():
         raise txl_tf.ParameterError("positions", unknown[0], list(SCHEMES))
     if FLAGS.output:
         check_matplotlib()
-    check_writable(FLAGS.output)
+        check_picture(FLAGS.output)
     train, valid = bytes_for_training(more_than=4 * SEGMENT)
     seconds = compare_speed(FLAGS.positions, train, valid)
     first = seconds[FLAGS.positions[0]]
@@ -187,7 +186,7 @@ def main():
         losses[positions] = [compare_training(positions, steps, train, valid, int(seed)) for seed in FLAGS.seeds]
         print_row(positions, steps, losses[positions], ratios)
     if FLAGS.output:
-        draw(losses).savefig(FLAGS.output, format="png", dpi=150)
+        draw(losses).savefig(FLAGS.output, format=format_of(FLAGS.output), dpi=150)
         print(FLAGS.output)
 
 

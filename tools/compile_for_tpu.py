@@ -33,7 +33,7 @@ os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")
 from txl_config import AUTO, PRECISIONS, OptimizerConfig, one_of
 from txl_config.errors import ParameterError
 from txl_programs import train  # defines the flags of a configuration
-from txl_programs.flag_values import FLAGS, completed, values
+from txl_programs.flag_values import FLAGS, completed, values, without_unused
 from txl_programs.program import read_flags, run
 
 FLAGS.set_default("model_dir", "")  # train.py requires it, and this program does not
@@ -287,7 +287,8 @@ def make_case():
             text = zipf_text(16 * rows * tgt_len, model["n_token"]) if tokens is None else tokens
             capacities = choose_bin_capacities(text, rows // parts, tgt_len, model["cutoffs"])
         with unallocated():
-            optimizer = make_optimizer(**{name: settings[name] for name in (*optimizer_names, "train_steps")})
+            arguments = {name: settings[name] for name in (*optimizer_names, "train_steps")}
+            optimizer = make_optimizer(**without_unused(arguments))
             lm = family.make(**model, recompute=FLAGS.recompute, seed=0, dtype=policy)
             lm.compile(optimizer, static_shapes=True, bin_capacities=capacities, gradient_accumulation_steps=parts)
             lm.optimizer.build(lm.trainable_variables)

@@ -19,6 +19,7 @@ from txl_config.checks import (
     option,
 )
 from txl_config.errors import ParameterError
+from txl_config.schema import check_left_out
 
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
@@ -60,6 +61,21 @@ class OptimizerConfig(Config):
             allowed = "0 or more, and 0 for adam and sgd"
             message = f"weight_decay must be {allowed}, got {decay} for {self.optimizer}"
             raise ParameterError("weight_decay", decay, allowed, message)
+        for name, why in self.unused(self.optimizer, self.schedule).items():
+            if getattr(self, name) != getattr(OptimizerConfig, name):
+                check_left_out({name: getattr(self, name)}, why)
+
+    @staticmethod
+    def unused(optimizer: str, schedule: str) -> dict[str, str]:
+        """Returns `{name: why}` of the hyper-parameters without effect on this optimizer and this schedule."""
+        unused: dict[str, str] = {}
+        if optimizer == "sgd":
+            unused["beta_2"] = "optimizer=sgd has no squared gradients"
+        else:
+            unused["momentum"] = f"it is for optimizer=sgd, not {optimizer}"
+        if schedule != "cosine":
+            unused["min_lr_ratio"] = f"it is for schedule=cosine, not {schedule}"
+        return unused
 
 
 @group
@@ -233,6 +249,9 @@ class EvaluationConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sliding_window is None and self.sliding_step != 1:
+            message = f"sliding_step is for a sliding_window, which is not given, got {self.sliding_step}"
+            raise ParameterError("sliding_step", self.sliding_step, "left out without sliding_window", message)
         if self.sliding_window is not None and self.sliding_step > self.sliding_window:
             raise ParameterError("sliding_step", self.sliding_step, f"at most sliding_window={self.sliding_window}")
 

@@ -170,6 +170,11 @@ def refuse_empty() -> None:
 # ------------------------------------------------------------------------------------------------------- flag files
 
 
+def has_flag_file() -> bool:
+    """Whether the command line of this process names a flag file."""
+    return bool(_flag_files(sys.argv))
+
+
 def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     """Returns the paths of all flag files, each once: those that `argv` names, and those that flag files name.
 

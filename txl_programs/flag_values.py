@@ -195,6 +195,16 @@ def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
     return cluster
 
 
+def without_unused(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of `make_optimizer` without those that have no effect on the optimizer and the schedule.
+
+    A value that the command line gives stays, so that `OptimizerConfig` raises the error. Other values are the default
+    of the program, or come from a preset or a run.
+    """
+    unused = OptimizerConfig.unused(arguments["optimizer"], arguments["schedule"])
+    return {name: value for name, value in arguments.items() if name not in unused or changed([name])}
+
+
 def optimizer_config(training: RunConfig, other_defaults: Mapping[str, Any]) -> OptimizerConfig:
     """Returns the hyper-parameters of the optimizer.
 
@@ -205,8 +215,12 @@ def optimizer_config(training: RunConfig, other_defaults: Mapping[str, Any]) -> 
     Args:
         training: the settings of the training.
         other_defaults: see `completed`.
+
+    Raises:
+        ParameterError: a value is wrong, or a flag is given that has no effect.
     """
     arguments = completed(OptimizerConfig, other_defaults)
+    arguments = without_unused(arguments)
     steps = training.train_steps
     warmup = arguments["warmup_steps"]
     if warmup >= steps and arguments["schedule"] != "noam" and not FLAGS["warmup_steps"].present:

@@ -26,6 +26,7 @@ from absl import flags
 
 from txl_config import (
     SCHEMES,
+    DecoderConfig,
     EvaluationConfig,
     MachineConfig,
     ModelConfig,
@@ -48,6 +49,7 @@ from txl_config.presets import (
     steps_for,
 )
 from txl_programs.choosing import batch_divisor, chosen_preset, is_on_tpu, log_choice
+from txl_programs.command_line import has_flag_file
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -68,6 +70,10 @@ ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
+# Hyper-parameters of the model that only training uses.
+OF_TRAINING = (
+    "dropout", "dropatt", "init", "init_std", "proj_init_std", "init_range", "label_smoothing", "z_loss",
+)  # fmt: skip
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string(
@@ -360,6 +366,12 @@ def train(folder):
     training = config_of(TrainingConfig, settings["training"])
     model = config_of(group, model_defaults(group, settings["model"]), leave_out=FROM_TEXT)
     check_model_flags(group, getattr(model, "positions", "relative"))
+    if isinstance(model, DecoderConfig):
+        check_used(
+            (changed(["lora_alpha"]), model.lora_rank, "is for low-rank updates: give --lora_rank, too"),
+            (changed(["init_range"]), model.init == "uniform", "is for --init=uniform"),
+            (changed(["init_std", "proj_init_std"]), model.init == "normal", "is for --init=normal"),
+        )
     train_run(
         folder,
         data=data_arguments(settings["data"]),
@@ -371,6 +383,44 @@ def train(folder):
     )
 
 
+def check_used_in_evaluation(folder, data):
+    """Raises ParameterError if a flag is given that has no effect on this evaluation.
+
+    The command of a training run with --do_eval_only is accepted. So flags about training are accepted if a flag names
+    the text, as that command does. Flags with the values of the run are always accepted.
+
+    Args:
+        folder: the folder of the run.
+        data: the corpus that the flags name, see `data_arguments`; empty if they name none.
+    """
+    config = folder.read_config() if folder.has_config() else {}
+    run = {}
+    for part in ("vocab", "data", "model", "training"):
+        run |= config.get(part, {})
+    run["init_from"] = config.get("init_from", {}).get("model_dir")
+
+    def differing(group, *but):
+        """Returns the flags of a group, except `but`, that are given with another value than that of the run."""
+        of_flags = {name: value for name, value in values(group, given_only=True).items() if name not in but}
+        return [name for name, value in of_flags.items() if value != run.get(name, FLAGS[name].default)]
+
+    text = differing(TextConfig, "seed", *PLACES, *READING)
+    why = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
+    check_used((text, data and not FLAGS.eval_path, why))
+    evaluation = EvaluationConfig.names()
+    training = [*differing(TrainingConfig, *evaluation), *differing(OptimizerConfig), *given(["preset"])]
+    # 0 turns a rate off, as every evaluation does: commands of the original give --dropout=0.0.
+    training += [name for name in differing(folder.family.config) if name in OF_TRAINING and FLAGS[name].value]
+    has_segments = not FLAGS.sliding_window or FLAGS.max_eval_batch > 0  # the batches decide how many tokens to read
+    tgt_len = [name for name in differing(EvaluationConfig) if name == "tgt_len"]
+    check_used(
+        (training, data, "is for training: leave it out of an evaluation"),
+        (changed(["lora_alpha"]), data or run.get("lora_rank"), "is for a run with --lora_rank"),
+        (changed(["eval_split"]), data or not FLAGS.eval_path, "has no effect with --eval_path"),
+        (tgt_len, data or has_segments, "has no effect with --sliding_window"),
+    )
+
+
 def evaluate(folder):
     """Evaluates the run in this folder. Flags that are given change the run's hyper-parameters for this evaluation.
 
@@ -378,6 +428,7 @@ def evaluate(folder):
         ParameterError: a flag does not fit the run.
     """
     from txl_tf.runs.evaluate import evaluate_run
+    from txl_tf.runs.origin import check_origin
 
     group = folder.family.config
     if FLAGS["model"].present and MODELS[FLAGS.model] is not group:
@@ -385,6 +436,10 @@ def evaluate(folder):
         raise ParameterError("model", FLAGS.model, folder.family.name, message)
     data = data_arguments()
     check_used((READING, data or FLAGS.eval_path, "is for a text that --data_path or --eval_path names"))
+    if not has_flag_file():
+        check_used_in_evaluation(folder, data)
+    if FLAGS.init_from:
+        check_origin(folder, FLAGS.init_from)
     model = values(group, given_only=True) if folder.has_config() else completed(group, model_defaults(group, {}))
     check_model_flags(group, model.get("positions", "relative"))
     evaluation = values(EvaluationConfig)

@@ -179,6 +179,8 @@ def main():
             "is for --source_level=subword or --target_level=subword",
         ),
     )
+    search = config_of(SearchConfig, settings["training"])
+    check_used((changed(["length_penalty"]), search.beam_size > 1, "is for a beam search: give --beam_size, too"))
     training = config_of(PairsTrainingConfig, settings["training"])
     train_run(
         FLAGS.model_dir,
@@ -186,7 +188,7 @@ def main():
         model=config_of(TransformerConfig, settings["model"]),
         optimizer=optimizer_config(training, settings["training"]),
         training=training,
-        final=config_of(SearchConfig, settings["training"]),
+        final=search,
         machine=config_of(MachineConfig, settings["training"]),
     )
 

@@ -24,6 +24,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
+_PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst")  # endings of compressed files
 logger = logging.getLogger("txl_tf")
 _SECONDS_FOR_A_READER = 10  # how long `new_file` waits until a process reads from a named pipe
 
@@ -193,6 +194,17 @@ def check_writable(path: str | None) -> None:
             tf.io.gfile.remove(probe)
     if tf.io.gfile.isdir(path):
         raise OSError(f"{path} cannot be written: it is a folder")
+
+
+def check_not_packed(name: str, path: str | None) -> None:
+    """Raises ParameterError if `path`, the value of the argument `name`, ends as a compressed file, such as `.gz`.
+
+    The programs write plain text. This library, as other readers, would try to unpack a file of such a name.
+    """
+    ending = os.path.splitext(path or "")[1]
+    if ending.lower() in _PACKED:
+        message = f"{name} must not end in {ending}: the file is written without compression, got {brief(path)}"
+        raise ParameterError(name, path, f"a path that does not end in {', '.join(_PACKED)}", message)
 
 
 def _is_special(path: str) -> bool:

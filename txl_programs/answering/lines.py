@@ -14,7 +14,7 @@ from txl_programs.flag_values import FLAGS
 from txl_tf.data.line_files import Tally, nothing
 from txl_tf.data.lines import arriving, lines_in, without_mark
 from txl_tf.data.text_files import read_files
-from txl_tf.files import check_writable, new_file, same_path
+from txl_tf.files import check_not_packed, check_writable, new_file, same_path
 
 
 def input_lines(any_end=True):
@@ -42,15 +42,20 @@ def input_lines(any_end=True):
 
 
 def check_output(*inputs):
-    """Raises ParameterError if --output is one of the `inputs`, and OSError if it cannot be written.
+    """Checks --output.
 
     Args:
         *inputs: paths of files; `None` for the standard input.
+
+    Raises:
+        ParameterError: --output is one of the `inputs`, or ends as a compressed file.
+        OSError: it cannot be written.
     """
     for path in inputs:
         if FLAGS.output and path and os.path.isfile(path) and same_path(path, FLAGS.output):
             message = f"--output must be another file than {path}, whose lines are answered, got {FLAGS.output}"
             raise ParameterError("output", FLAGS.output, "another file than the input", message)
+    check_not_packed("output", FLAGS.output)
     check_writable(FLAGS.output)
 
 

@@ -1,11 +1,11 @@
-"""The common parts of pictures: colours, fonts, axes, words in cells, and the PNG file."""
+"""The common parts of pictures: colours, fonts, axes, words in cells, and the file."""
 
 import io
 import os
 from typing import Any
 
 from txl_config.errors import ParameterError
-from txl_tf.files import write_atomic
+from txl_tf.files import check_writable, write_atomic
 
 try:
     from matplotlib import font_manager, rcParams
@@ -19,6 +19,7 @@ except ImportError:  # see `check_matplotlib`
 # Colour-blind people can tell these colours apart, too.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MISSING = 'pictures need matplotlib: pip install "txl_tf[plot]"'
+FORMATS = ("png", "pdf", "svg")  # endings of the files
 GREY = "#d8d8d8"  # keys that a query must not see
 # Column of a log -> label of its axis. The logs of taggers have only the loss.
 METRICS = {"bpc": "bits per character", "ppl": "perplexity", "loss": "loss, nats a sentence"}
@@ -89,8 +90,29 @@ def write_cells(axes, words, x=0, **style):
             axes.text(x + j, i, word, ha="center", va="center", **style)
 
 
+def format_of(path):
+    """Returns the format of the picture at `path` by its ending: one of `FORMATS`; "png" for a path without an ending.
+
+    Raises ParameterError for another ending.
+    """
+    ending = os.path.splitext(path)[1]
+    name = ending[1:].lower() or "png"
+    if name not in FORMATS:
+        allowed = f"a path that ends in {', '.join(f'.{name}' for name in FORMATS)}"
+        raise ParameterError("output", path, allowed)
+    return name
+
+
+def check_picture(path):
+    """Raises ParameterError if `format_of(path)` does, and OSError if the file cannot be written."""
+    format_of(path)
+    check_writable(path)
+
+
 def save(figure, path, dpi):
-    """Writes a figure as a PNG file with 256 colours, which has a third of the size of a file with all colours.
+    """Writes a figure as the file that its ending asks for, see `format_of`.
+
+    A PNG file has 256 colours. It has a third of the size of a file with all colours.
 
     Args:
         figure: the figure.
@@ -98,10 +120,14 @@ def save(figure, path, dpi):
         dpi: dots per inch.
 
     Raises:
+        ParameterError: the path has another ending.
         OSError: the file cannot be written.
     """
+    format = format_of(path)
     written = io.BytesIO()
-    figure.savefig(written, format="png", dpi=dpi)
-    small = io.BytesIO()
-    Image.open(written).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
-    write_atomic(path, small.getvalue())
+    figure.savefig(written, format=format, dpi=dpi)
+    if format == "png":
+        image = Image.open(written).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        written = io.BytesIO()
+        image.save(written, "PNG", optimize=True)
+    write_atomic(path, written.getvalue())

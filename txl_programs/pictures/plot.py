@@ -67,7 +67,7 @@ MOST_ALONG = 400  # most tokens of --text for kind=memory
 
 flags.DEFINE_enum("kind", "curves", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folders of runs, separated by commas.")
-flags.DEFINE_string("output", None, "PNG file to write.")
+flags.DEFINE_string("output", None, "Picture to write: a .png, .pdf or .svg file.")
 flags.DEFINE_string("ckpt_path", None, f"{CKPT_HELP} For a single run.")
 flags.DEFINE_string("text", None, "Text for attention, terms and memory. For an encoder-decoder: the source.")
 flags.DEFINE_string(
@@ -118,7 +118,7 @@ from txl_programs.pictures.context import (
     nll_by_position,
 )
 from txl_programs.pictures.curves import draw_curves, read_log
-from txl_programs.pictures.drawing import check_matplotlib, save, use_font
+from txl_programs.pictures.drawing import check_matplotlib, check_picture, save, use_font
 from txl_programs.pictures.heads import (
     attention_of_pair,
     attention_of_text,
@@ -135,7 +135,6 @@ from txl_tf.config.checks import check_integer
 from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START_ID, read_lines, without_ends
 from txl_tf.data.text.datasets import is_by_character_in
-from txl_tf.files import check_writable
 from txl_tf.language.reading import nll_by_memory
 from txl_tf.nn.positions import positional_encoding
 from txl_tf.runs.folder import RunFolder
@@ -392,7 +391,7 @@ DRAW = {  # kind -> function that returns the figure for the flags
 def main():
     check_matplotlib()
     check_kind()
-    check_writable(FLAGS.output)
+    check_picture(FLAGS.output)
     figure = DRAW[FLAGS.kind]()
     save(figure, FLAGS.output, FLAGS.dpi)
     print(f"{FLAGS.kind}: {FLAGS.output}")

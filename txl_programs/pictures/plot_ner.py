@@ -25,7 +25,7 @@ USES = {"direction": ("text_path", "distance"), "lattice": ("text", "head", "fon
 
 flags.DEFINE_enum("kind", "direction", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folders of runs, separated by commas.")
-flags.DEFINE_string("output", None, "PNG file to write.")
+flags.DEFINE_string("output", None, "Picture to write: a .png, .pdf or .svg file.")
 flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
 flags.DEFINE_string("text", None, "For lattice: the sentence.")
 flags.DEFINE_string("text_path", None, "For direction: file of sentences, one on each line. Default: positions alone.")
@@ -41,11 +41,10 @@ import numpy as np
 import tensorflow as tf
 
 from txl_config.errors import ParameterError
-from txl_programs.pictures.drawing import Figure, check_matplotlib, save, use_font
+from txl_programs.pictures.drawing import Figure, check_matplotlib, check_picture, save, use_font
 from txl_tf.data.pairs.parallel import read_lines, without_ends
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
-from txl_tf.files import check_writable
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.runs.folder import RunFolder
 from txl_tf.taggers.tener_layers import two_way_positions
@@ -231,7 +230,7 @@ def draw_lattice(tagger, encoder, text):
 def main():
     check_matplotlib()
     check_used(*((names, kind == FLAGS.kind, f"is for --kind={kind}") for kind, names in USES.items()))
-    check_writable(FLAGS.output)
+    check_picture(FLAGS.output)
     if FLAGS.kind == "lattice":
         if not FLAGS.text or len(FLAGS.model_dir) > 1:
             raise ParameterError("text", FLAGS.text, "given, with one run", "kind=lattice needs --text and one run")

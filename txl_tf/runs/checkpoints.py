@@ -328,9 +328,9 @@ def average_checkpoints(
         List of str, the paths of the checkpoints that were averaged.
 
     Raises:
-        ParameterError: a checkpoint does not exist, is damaged, or belongs to another model or vocabulary; the new
-            folder holds a run; both or neither of `checkpoints` and `num_last_checkpoints` are given; or `merge_lora`
-            is given for a run without LoRA.
+        ParameterError: a checkpoint does not exist, is given twice, is damaged, or belongs to another model or
+            vocabulary; the new folder holds a run; both or neither of `checkpoints` and `num_last_checkpoints` are
+            given; or `merge_lora` is given for a run without LoRA.
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
         message = "either checkpoints or num_last_checkpoints must be given"
@@ -345,6 +345,10 @@ def average_checkpoints(
             message = f"checkpoints must name a checkpoint each, got an empty name: {named(','.join(checkpoints))}"
             raise ParameterError("checkpoints", checkpoints, "names of checkpoints", message)
         paths = [source.find_checkpoint(path) for path in checkpoints]
+        for i, path in enumerate(paths):
+            if any(same_path(path, earlier) for earlier in paths[:i]):
+                message = f"checkpoints must be different checkpoints, got {path} twice"
+                raise ParameterError("checkpoints", checkpoints, "different checkpoints", message)
     else:
         paths = _latest_paths(source, num_last_checkpoints or 0)
     for path in paths:

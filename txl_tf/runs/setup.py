@@ -20,7 +20,7 @@ from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import processor_flags
 from txl_tf.errors import ParameterError
-from txl_tf.files import check_writable, same_path
+from txl_tf.files import check_not_packed, check_writable, same_path
 from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.runs.folder import RunFolder
@@ -182,13 +182,14 @@ def check_token_nll(path: str | None, **text: Any) -> None:
             name.
 
     Raises:
-        ParameterError: `path` is a file of the text.
+        ParameterError: `path` is a file of the text, or ends as a compressed file.
         OSError: `path` cannot be written to.
     """
     ((name, files),) = text.items()
     if path and files and any(same_path(path, file) for file in find_files(files)):
         allowed = f"another file than {name}"
         raise ParameterError("token_nll", path, allowed, f"token_nll must be {allowed}, got {path}")
+    check_not_packed("token_nll", path)
     check_writable(path)
 
 

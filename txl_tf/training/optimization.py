@@ -454,7 +454,7 @@ def make_optimizer(
         warmup_steps: steps of the linear warm-up, if it is not 0. Its first step has the rate 0 or, with the schedules
             "linear" and "constant", `learning_rate / warmup_steps`.
         train_steps: the number of all steps, including the warm-up. The schedules "cosine" and "linear" end there.
-        min_lr_ratio: the last rate of the schedule "cosine", divided by the highest.
+        min_lr_ratio: the last rate of the schedule "cosine", divided by the highest. Other schedules do not take it.
         clip: the largest global norm of the gradients; `None` for no limit.
         optimizer: "adam", as in the original, "adamw", "lamb" or "sgd".
         weight_decay: weight decay of "adamw" and "lamb".
@@ -462,14 +462,14 @@ def make_optimizer(
             0 for none.
         schedule: "cosine"; "linear" or "constant", see `LinearSchedule`; or "noam", see `NoamSchedule`, which needs a
             warm-up.
-        beta_2: decay of the second moments; 0.98 in the vanilla Transformer.
+        beta_2: decay of the second moments, which "sgd" does not have; 0.98 in the vanilla Transformer.
         clip_value: the largest absolute value in the gradients; `None` for no limit. It is applied before `clip`.
         momentum: momentum of "sgd", see `SGD`.
         gradient_accumulation_steps: number of batches for an update, which clips and uses the mean of their gradients.
             The steps above then count updates. (The argument of `compile` divides one batch into parts instead.)
 
     Raises:
-        ParameterError: an argument is out of its range.
+        ParameterError: an argument is out of its range, or has no effect on this optimizer and schedule.
     """
     settings = OptimizerConfig(  # checks the arguments
         learning_rate=learning_rate, warmup_steps=warmup_steps, min_lr_ratio=min_lr_ratio, clip=clip,
