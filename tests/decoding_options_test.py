@@ -230,6 +230,19 @@ def test_scores_of_rows_of_unequal_length(model, eager):
     np.testing.assert_allclose(weighted[0], [0, 0, *2 * nll[0, 2:]], rtol=1e-4)
 
 
+def test_scores_do_not_depend_on_the_arguments_of_earlier_calls():
+    tokens, weights = words(3, 4), np.full([3, 4], 2.0, np.float32)
+    calls = [{}, {"sample_weight": weights}, {"lengths": [1, 3, 4]}, {"done": weights > 2}]
+    calls.append({"sample_weight": weights, "lengths": [1, 3, 4]})
+    first, second = make(), make()
+    expected = [first.score(tokens, tokens, **options)[0] for options in calls]
+    for options, nll in reversed([*zip(calls, expected, strict=True)]):
+        np.testing.assert_array_equal(second.score(tokens, tokens, **options)[0], nll)
+    mask = np.arange(4) < np.array([1, 3, 4])[:, None]
+    np.testing.assert_allclose(expected[1], 2 * expected[0], rtol=1e-6)
+    np.testing.assert_allclose(expected[2], expected[0] * mask, rtol=1e-5)
+
+
 def test_arguments_that_do_not_fit_are_refused(eager):
     lm, prompt = make(), words(2, 5)
     window = make(txl_tf.TransformerLM, mem_len=0)

@@ -209,22 +209,21 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if tokens.shape != labels.shape:
             message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
             raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
-        padding: dict[str, Any] = {}
+        padding_mask = None
         if lengths is not None:
-            tokens, labels, mask = self._without_padding(tokens, labels, lengths)
-            padding["padding_mask"] = mask
+            tokens, labels, padding_mask = self._without_padding(tokens, labels, lengths)
         self._check_in_vocabulary("tokens", tokens)
         self._check_in_vocabulary("labels", labels)
         mems = self.network.memory_of_call(tokens, mems)
         if done is not None:
             done = as_bool_like("done", done, tokens)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
-            return self._score(tokens, labels, mems, done, **padding)
+            return self._score(tokens, labels, mems, done, None, padding_mask)
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
         weights = weights_of_labels(sample_weight, labels)
-        return self._score(tokens, labels, mems, done, weights, **padding)
+        return self._score(tokens, labels, mems, done, weights, padding_mask)
 
     def _without_padding(self, tokens: Tensor, labels: Tensor, lengths: Any) -> tuple[Any, Any, Any]:
         """The arguments of `score` with 0 for tokens and `IGNORED` for labels after the end of their row.
@@ -597,14 +596,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @compiled_method(reduce_retracing=True)
     def _score(
-        self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, weights: Tensor | None = None,
-        **padding: Tensor,
+        self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None, weights: Tensor | None,
+        padding_mask: Tensor | None,
     ) -> Any:  # fmt: skip
-        """The graph of `score`. `padding` has the `padding_mask`, if there is one.
+        """The graph of `score`. `padding_mask` is that of `outputs`, or `None`.
 
         The weights are `[batch, tgt_len]`, or `None` if all are 1. A label of weight 0 may be any number.
         """
-        outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
+        outputs, new_mems = self.outputs(tokens, mems, done=done, padding_mask=padding_mask)
         if weights is None:
             return self.nll_of(outputs, labels), new_mems
         nll = self.nll_of(outputs, tf.where(weights > 0, labels, 0))
