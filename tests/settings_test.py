@@ -267,6 +267,36 @@ def test_a_session_of_before_is_an_error():
         Session(lm).read(np.ones([1, 2], int))
 
 
+def session_with_graphs(lm):
+    session = lm.session()
+    session.read([[1, 2, 3]])
+    session.write(8, seed=1)  # more than `EAGER_TOKENS`, so by a graph
+    return session
+
+
+def test_a_setting_changes_after_a_session_has_made_graphs():
+    lm = language_model()
+    session = session_with_graphs(lm)
+    lm.mem_len = 6
+    assert lm.initial_mems(1)[0].shape[1] == 6
+    for other in (session, session.copy()):
+        with pytest.raises(ParameterError) as caught:
+            other.write(1)
+        assert caught.value.name == "lm"
+
+
+def test_a_session_goes_on_if_the_change_is_refused():
+    lm = language_model()
+    session = session_with_graphs(lm)
+    expected = session.copy().write(6, seed=1)[0]
+    foreign = tf.function(lambda tokens: lm(tokens)[0])
+    foreign(tf.constant([[1, 2]]))
+    with pytest.raises(FixedAttributeError) as caught:
+        lm.mem_len = 6
+    assert (caught.value.name, lm.mem_len) == ("mem_len", 3)
+    np.testing.assert_array_equal(session.write(6, seed=1)[0], expected)
+
+
 # ---------------------------------------- parts, subclasses, names of one's own
 
 

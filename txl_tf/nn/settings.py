@@ -188,6 +188,11 @@ def add_user(layer: Any, user: Any) -> None:
     vars(layer).setdefault("_users", weakref.WeakSet()).add(user)
 
 
+def changes_of(layer: Any) -> int:
+    """How often a setting or a part has changed: of a `layer`, of a part of it, or of a layer that was given to it."""
+    return vars(layer).get("_changes", 0)
+
+
 def remember_graph(layer: Any) -> None:
     """Notes that a `layer` is called in the graph that is being traced, so that `change_graphs` knows of this graph."""
     graph: Any = tf.compat.v1.get_default_graph()
@@ -275,6 +280,8 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
             f"del model.predict_function first). A tf.function can be deleted. Or make a new {type(x).__name__}"
         )
         raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
+    for one in done:
+        vars(one)["_changes"] = changes_of(one) + 1
 
 
 def replaces_part(x: Any, name: str, value: Any) -> bool:
