@@ -297,6 +297,41 @@ def test_a_session_goes_on_if_the_change_is_refused():
     np.testing.assert_array_equal(session.write(6, seed=1)[0], expected)
 
 
+# ---------------------------------------- integers of NumPy
+
+
+@ALL
+def test_numpy_s_integers_become_ints(name):
+    first = MAKE[name]()
+    given = {key: getattr(first, key) for key in stored_names(type(first))}
+    ints = {key: value for key, value in given.items() if type(value) is int}
+    second = type(first)(**given | {key: np.int64(value) for key, value in ints.items()})
+    assert {key: (type(getattr(second, key)), getattr(second, key)) for key in ints} == {
+        key: (int, value) for key, value in ints.items()
+    }
+
+
+def test_numpy_s_integers_are_used_and_saved_as_ints():
+    layer = layers.EncoderLayer(np.int64(8), np.int32(2), np.uint8(16), seed=np.int64(3))
+    layer.build((None, None, np.int64(8)))
+    assert layer.get_config()["dff"] == 16 and layer(np.ones([1, 3, 8], np.float32)).shape == (1, 3, 8)
+    lm = language_model(cutoffs=[np.int64(5), np.int64(9)], seed=np.int64(3))
+    assert set(map(type, lm.cutoffs)) == {int} and lm.network.seed_generator.state[0] == 3
+    lm.seed, lm.mem_len = np.int64(7), np.int64(5)
+    assert lm.network.seed_generator.state[0] == 7 and lm.initial_mems(1)[0].shape[1] == 5
+    lm.enable_lora(np.int64(2))
+    assert {type(lm.get_config()[name]) for name in ("seed", "mem_len", "lora_rank")} == {int}
+
+
+@pytest.mark.parametrize("seed", [True, 1.5, 2**70])
+def test_a_seed_that_is_refused_changes_nothing(seed):
+    lm = language_model()
+    for call in (lambda: setattr(lm, "seed", seed), lambda: language_model(seed=seed)):
+        with pytest.raises(ParameterError) as caught:
+            call()
+        assert (caught.value.name, lm.seed) == ("seed", 1)
+
+
 # ---------------------------------------- parts, subclasses, names of one's own
 
 

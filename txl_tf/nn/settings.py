@@ -17,7 +17,6 @@ in its configuration that this part alone is different.
 import functools
 import gc
 import inspect
-import numbers
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
@@ -26,7 +25,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of
+from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of, as_int, is_integer
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
@@ -46,9 +45,9 @@ def of_type(kind: Any, *checks: Check) -> Check:
 
 
 def _check_seed(name: str, value: Any) -> None:
-    """Raises ParameterError unless a seed is an integer or `None`."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-        raise ParameterError(name, value, "an integer, or None")
+    """Raises ParameterError unless a seed is an integer of 64 bits or `None`."""
+    if value is not None and not (is_integer(value) and -(2**63) <= value < 2**63):
+        raise ParameterError(name, value, "an integer of 64 bits, or None")
 
 
 # Checks for `free_settings`.
@@ -214,6 +213,7 @@ def change(x: Any, name: str, value: Any) -> None:
         FixedAttributeError: the setting is fixed; or a graph with the old value exists that the library cannot drop.
         ParameterError: the value has a wrong type or is out of range.
     """
+    value = as_int(value)
     current = getattr(x, name, None)
     owner, setting = _governing(x, name)
     if setting is not None:  # set it where it comes from, which passes it on to `x`

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
-from txl_tf.config.checks import keras_initializer
+from txl_tf.config.checks import as_int, keras_initializer
 from txl_tf.equations import new_memory
 from txl_tf.errors import ParameterError, UnsupportedError
 from txl_tf.kernels.dropout import dropout, split
@@ -297,8 +297,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         """
         self.build_at_once()
         self._add_lora(rank, lora_alpha, a_initializer=a_initializer, b_initializer=b_initializer)
-        self.store("lora_rank", rank)
-        self.store("lora_alpha", lora_alpha)
+        self.store("lora_rank", as_int(rank))
+        self.store("lora_alpha", as_int(lora_alpha))
 
     def _add_lora(self, rank: int, lora_alpha: float | None, **initializers: Any) -> None:
         """Adds the updates to the layers, and freezes all other weights. Raises ParameterError, see `enable_lora`."""
