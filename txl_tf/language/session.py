@@ -33,7 +33,7 @@ from txl_tf.language.sampling import (
     uniform_draws,
 )
 from txl_tf.language.stopping import Stops, check_stops, tail_of
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.base import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.settings import add_user, changes_of
 from txl_tf.schema import check_names, keywords_of
@@ -80,6 +80,7 @@ class Session:
 
     @known_names
     def __init__(self, lm: Any, batch_size: int = 1) -> None:
+        check_eager("session")
         at_least(1)("batch_size", batch_size)
         self.lm = lm
         self.batch_size = batch_size
@@ -132,9 +133,10 @@ class Session:
             token of the text has the nll NaN, because nothing predicts it.
 
         Raises:
-            ParameterError: `tokens` has another shape or ids outside the vocabulary, or a setting of the model has
-                changed.
+            ParameterError: `tokens` has another shape or ids outside the vocabulary, a setting of the model has
+                changed, or the call is in a graph.
         """
+        check_eager("read")
         self._check_fresh()
         allowed = f"integers [batch_size={self.batch_size}, n], n at least 1"
         tokens = as_array("tokens", tokens, allowed)
@@ -166,10 +168,11 @@ class Session:
             the text.
 
         Raises:
-            ParameterError: an argument is out of its range, the session has read nothing, or a setting of the model has
-                changed.
+            ParameterError: an argument is out of its range, the session has read nothing, a setting of the model has
+                changed, or the call is in a graph.
             UnknownArgumentError: an option does not exist; the message lists those that do.
         """
+        check_eager("write")
         check_names("write", sampling, [*keywords_of(Session.write), *SAMPLING])
         self._check_fresh()
         if self._empty:

@@ -483,6 +483,13 @@ _KINDS: dict[str, Callable[[tf.DType], bool]] = {
 }
 
 
+def check_eager(method: str) -> None:
+    """Raises ParameterError in a graph, such as that of a `tf.function` or of `Dataset.map`."""
+    if not tf.executing_eagerly():
+        message = f"{method} computes with numbers, which a graph does not have: call it outside tf.function and map()"
+        raise ParameterError(method, None, "called in eager execution", message)
+
+
 def check_sizes(**sizes: Any) -> None:
     """Raises ParameterError unless all are positive integers."""
     for name, size in sizes.items():
