@@ -297,6 +297,26 @@ def test_a_session_goes_on_if_the_change_is_refused():
     np.testing.assert_array_equal(session.write(6, seed=1)[0], expected)
 
 
+@pytest.mark.parametrize("name", ["TransformerXLLM", "TransformerXL", "Transformer", "Tagger", "Flat"])
+def test_the_dtype_policy_of_all_parts_is_that_of_the_constructor(name):
+    model = MAKE[name]()
+    with pytest.raises(FixedAttributeError) as caught:
+        model.dtype_policy = "mixed_bfloat16"
+    assert (caught.value.name, model.compute_dtype) == ("dtype_policy", "float32")
+    model.dtype_policy = model.dtype_policy
+
+
+def test_a_language_model_refuses_a_regularizer_of_its_output_that_fit_would_not_use():
+    regularizer = keras.regularizers.L2(0.1)
+    for make in (language_model, MODELS["TransformerLM"]):
+        lm = make()
+        with pytest.raises(FixedAttributeError, match="activity_regularizer"):
+            lm.activity_regularizer = regularizer
+    with pytest.raises(ParameterError) as caught:
+        language_model(activity_regularizer=regularizer)
+    assert (caught.value.name, caught.value.value) == ("activity_regularizer", regularizer)
+
+
 # ---------------------------------------- integers of NumPy
 
 

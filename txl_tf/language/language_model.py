@@ -26,7 +26,7 @@ from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
 from txl_tf.nn.masks import as_bool_like
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
-from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
+from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import replica_tensors
 from txl_tf.training.memory_model import COMPILE_ARGUMENTS, MemoryModel
@@ -57,7 +57,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     softmax: Any
 
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
-    fixed_settings = {**dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(COMPILE_ARGUMENTS, "give it to compile()")}
+    fixed_settings = {
+        **FIXED_DTYPE, **dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(COMPILE_ARGUMENTS, "give it to compile()"),
+        "activity_regularizer": "fit calls the parts of the model, such as lm.network, not the model",
+    }  # fmt: skip
     copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}
 
     def __init__(
@@ -65,6 +68,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         tie_weight: bool = True, label_smoothing: float = 0.0, z_loss: float = 0.0, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
+        if self.activity_regularizer is not None and not self.has_own_call:
+            allowed = "None, because fit calls the parts of the model, such as lm.network, not the model"
+            raise ParameterError("activity_regularizer", self.activity_regularizer, allowed)
         self.proj_share_all_but_first = proj_share_all_but_first
         self.tie_weight = tie_weight
         self.label_smoothing = label_smoothing

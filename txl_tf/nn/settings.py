@@ -58,6 +58,8 @@ FREE_SEED = _check_seed
 
 # Advice for `fixed_settings`, see `Settings`.
 OF_CLASS = "set it on the class, before a layer of the class is made"
+# `fixed_settings` of models and networks: each of their parts has its own dtype policy.
+FIXED_DTYPE = {"dtype_policy": "give dtype to the constructor"}
 
 
 class Settings(MixedIntoLayer):
