@@ -486,7 +486,7 @@ _KINDS: dict[str, Callable[[tf.DType], bool]] = {
 def check_eager(method: str) -> None:
     """Raises ParameterError in a graph, such as that of a `tf.function` or of `Dataset.map`."""
     if not tf.executing_eagerly():
-        message = f"{method} computes with numbers, which a graph does not have: call it outside tf.function and map()"
+        message = f"{method} runs in eager execution only: call it outside tf.function and Dataset.map"
         raise ParameterError(method, None, "called in eager execution", message)
 
 
