@@ -142,8 +142,9 @@ def test_a_tiny_temperature_is_greedy(model, temperature):
 
 def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
     source = np.random.default_rng(1).integers(3, 7, [8, 5]).astype(np.int32)
-    options = {"start": START, "end": END, "max_new_tokens": 10, "length_penalty": 0.0}
+    options = {"start": START, "end": END, "max_new_tokens": 10}
     greedy, greedy_scores = model.generate(source, **options)
+    options["length_penalty"] = 0.0
     one, one_scores = model.generate(source, n_best=1, **options)
     ends = (greedy.numpy() == END).any(1)
     assert ends.any()

@@ -6,10 +6,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, eagerly, raises_parameter, randomise
+from helpers import SMALL, eagerly, raises_parameter, randomise, word_vocab
 
 import txl_tf
+from txl_tf.config import SearchConfig
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.language.sliding_window import sliding_window_nll
+from txl_tf.language.text_generator import TextGenerator
+from txl_tf.vanilla.translator import check_search
 
 SLOW = pytest.mark.slow
 N_TOKEN = 7
@@ -230,6 +234,19 @@ def test_scores_of_rows_of_unequal_length(model, eager):
     np.testing.assert_allclose(weighted[0], [0, 0, *2 * nll[0, 2:]], rtol=1e-4)
 
 
+def test_scores_do_not_depend_on_the_arguments_of_earlier_calls():
+    tokens, weights = words(3, 4), np.full([3, 4], 2.0, np.float32)
+    calls = [{}, {"sample_weight": weights}, {"lengths": [1, 3, 4]}, {"done": weights > 2}]
+    calls.append({"sample_weight": weights, "lengths": [1, 3, 4]})
+    first, second = make(), make()
+    expected = [first.score(tokens, tokens, **options)[0] for options in calls]
+    for options, nll in reversed([*zip(calls, expected, strict=True)]):
+        np.testing.assert_array_equal(second.score(tokens, tokens, **options)[0], nll)
+    mask = np.arange(4) < np.array([1, 3, 4])[:, None]
+    np.testing.assert_allclose(expected[1], 2 * expected[0], rtol=1e-6)
+    np.testing.assert_allclose(expected[2], expected[0] * mask, rtol=1e-5)
+
+
 def test_arguments_that_do_not_fit_are_refused(eager):
     lm, prompt = make(), words(2, 5)
     window = make(txl_tf.TransformerLM, mem_len=0)
@@ -242,6 +259,9 @@ def test_arguments_that_do_not_fit_are_refused(eager):
         (lm, {"beam_size": 3, "seed": 2}, "seed"),
         (lm, {"beam_size": 3, "num_return_sequences": 4}, "num_return_sequences"),
         (lm, {"beam_size": 3, "length_penalty": -1.0}, "length_penalty"),
+        (lm, {"length_penalty": 2.0}, "length_penalty"),
+        (lm, {"repetition_window": 3}, "repetition_window"),
+        (lm, {"vocab": "abc"}, "vocab"),
         (static, {"beam_size": 3}, "beam_size"),
         (static, {"logits_processor": no_repeats}, "logits_processor"),
         (static, {"segment": 3}, "segment"),
@@ -264,6 +284,49 @@ def test_arguments_that_do_not_fit_are_refused(eager):
             lm.score(tokens, tokens, lengths=[5] * len(tokens))
         with raises_parameter("tokens"):
             lm.attention(tokens, padding_mask=prompt >= 0)
+
+
+def test_options_of_texts_without_effect_are_refused():
+    vocab = word_vocab()
+    for options, name in (
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"repetition_window": 3}, "repetition_window"),
+        ({"temperature": 0, "top_k": 2}, "top_k"),
+    ):
+        with raises_parameter(name):
+            TextGenerator(make(), vocab, **options)
+    search = SearchConfig(length_penalty=2.0)
+    with raises_parameter("length_penalty"):
+        check_search(search, 9, 30, [])
+    check_search(SearchConfig(length_penalty=2.0, beam_size=2), 9, 30, [])
+
+
+def test_what_computes_with_numbers_is_an_error_in_a_graph():
+    lm, text = make(), words(1, 5)
+    session = lm.session()
+    session.read(text)
+    pairs = txl_tf.Transformer(
+        num_layers=1, d_model=8, num_heads=2, dff=12, input_vocab_size=9, target_vocab_size=9, seed=1
+    )
+    calls = {
+        "generate": [
+            lambda ids: lm.generate(ids, 8, seed=1),
+            lambda _: lm.generate(text, 8, seed=1),
+            lambda ids: pairs.generate(ids + 1, start=1, end=2),
+        ],
+        "session": [lambda _: lm.session().read(text)],
+        "read": [session.read],
+        "write": [lambda _: session.write(2)[0]],
+        "sliding_window_nll": [lambda ids: sliding_window_nll(lm, ids[0], 3)],
+        "reading a text": [lambda ids: next(txl_tf.nll_by_memory(lm, ids[0], 3, [0]))[1]],
+    }
+    for name, functions in calls.items():
+        for function in functions:
+            with raises_parameter(name, limit="eager execution"):
+                tf.function(function, autograph=False)(tf.constant(text))
+    with raises_parameter("generate"):
+        tf.data.Dataset.from_tensors(text).map(calls["generate"][0])
+    assert session.write(2)[0].shape == (1, 2)
 
 
 def test_arrays_of_a_wrong_shape_are_refused():

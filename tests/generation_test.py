@@ -281,9 +281,9 @@ def test_prompts_of_like_lengths_are_compiled_once(small_lm, prompt, traced):
 def test_values_of_options_do_not_trace_anew(small_lm, prompt, traced):
     lm, vocab = small_lm(n_layer=1), word_vocab()
     stops = [[], ["w1"], ["w1 w2\n", "w5"], ["w3", "w4", "w5 w6 w7 w8"]]
-    for i, stop_strings in enumerate(stops):
+    for i, stop_strings in enumerate(stops, 1):
         options = {"temperature": 0.5 * i, "min_p": 0.1 * i, "repetition_penalty": 1.0 + i, "repetition_window": 1 + i}
-        options |= {"top_k": i or None, "seed": i, "stop_token": i, "stop_at_newline": i == 2}
+        options |= {"top_k": i or None, "seed": i, "stop_token": i, "stop_at_newline": i == 3}
         assert generate(lm, prompt, 3 + i, stop_strings=stop_strings, vocab=vocab, **options).shape == [3, 10 + i]
     assert traced == [([3, None], [1, None, None])]
     lm.compile(static_shapes=True)

@@ -261,11 +261,22 @@ def test_options_become_a_number_a_row():
         ({"seed": [[1], [2, 3]]}, "seed", "3 rows"),
         ({"repetition_window": 0}, "repetition_window", "1 to 1073741823"),
         ({"repetition_window": None}, "repetition_window", "1 to 1073741823"),
+        ({"repetition_window": 3}, "repetition_window", "repetition_penalty"),
+        ({"repetition_window": 3, "repetition_penalty": 1.0}, "repetition_window", "repetition_penalty"),
+        ({"temperature": 0, "top_k": 3}, "top_k", "temperature of 0"),
+        ({"temperature": 0.0, "top_p": 0.5}, "top_p", "temperature of 0"),
+        ({"temperature": 0, "min_p": 0.1}, "min_p", "temperature of 0"),
         ({"seed": 2**31}, "seed", "3 rows"),
         ({"seed": [1, 2]}, "seed", "3 rows"),
     ],
     ids=str,
 )
-def test_bad_options_are_named(options, name, limit):
+def test_bad_options_and_those_without_effect_are_named(options, name, limit):
     with raises_parameter(name, options[name], limit=limit):
         check_sampling(3, **options)
+
+
+def test_options_that_have_their_defaults_may_always_be_given():
+    options = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "repetition_window": 64}
+    sampling = check_sampling(2, top_k=None, seed=3, **options)
+    assert sampling.repetition_window.numpy().tolist() == [64, 64] and sampling.seeds.numpy().tolist() == [3, 3]

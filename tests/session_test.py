@@ -191,6 +191,10 @@ def test_bad_arguments_are_named(lm, prompt, new, after_prompt):
     with raises_parameter("tokens", 23):
         session.read([[23]])
     session = after_prompt.copy()
+    with raises_parameter("repetition_window", 3):
+        session.write(1, repetition_window=3)
+    with raises_parameter("vocab", "abc"):
+        session.write(1, vocab="abc")
     with raises_parameter("stop_strings", "w99"):
         session.write(1, stop_strings=["w99"], vocab=word_vocab())
     rows = Session(lm, batch_size=3)

@@ -267,6 +267,91 @@ def test_a_session_of_before_is_an_error():
         Session(lm).read(np.ones([1, 2], int))
 
 
+def session_with_graphs(lm):
+    session = lm.session()
+    session.read([[1, 2, 3]])
+    session.write(8, seed=1)  # more than `EAGER_TOKENS`, so by a graph
+    return session
+
+
+def test_a_setting_changes_after_a_session_has_made_graphs():
+    lm = language_model()
+    session = session_with_graphs(lm)
+    lm.mem_len = 6
+    assert lm.initial_mems(1)[0].shape[1] == 6
+    for other in (session, session.copy()):
+        with pytest.raises(ParameterError) as caught:
+            other.write(1)
+        assert caught.value.name == "lm"
+
+
+def test_a_session_goes_on_if_the_change_is_refused():
+    lm = language_model()
+    session = session_with_graphs(lm)
+    expected = session.copy().write(6, seed=1)[0]
+    foreign = tf.function(lambda tokens: lm(tokens)[0])
+    foreign(tf.constant([[1, 2]]))
+    with pytest.raises(FixedAttributeError) as caught:
+        lm.mem_len = 6
+    assert (caught.value.name, lm.mem_len) == ("mem_len", 3)
+    np.testing.assert_array_equal(session.write(6, seed=1)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["TransformerXLLM", "TransformerXL", "Transformer", "Tagger", "Flat"])
+def test_the_dtype_policy_of_all_parts_is_that_of_the_constructor(name):
+    model = MAKE[name]()
+    with pytest.raises(FixedAttributeError) as caught:
+        model.dtype_policy = "mixed_bfloat16"
+    assert (caught.value.name, model.compute_dtype) == ("dtype_policy", "float32")
+    model.dtype_policy = model.dtype_policy
+
+
+def test_a_language_model_refuses_a_regularizer_of_its_output_that_fit_would_not_use():
+    regularizer = keras.regularizers.L2(0.1)
+    for make in (language_model, MODELS["TransformerLM"]):
+        lm = make()
+        with pytest.raises(FixedAttributeError, match="activity_regularizer"):
+            lm.activity_regularizer = regularizer
+    with pytest.raises(ParameterError) as caught:
+        language_model(activity_regularizer=regularizer)
+    assert (caught.value.name, caught.value.value) == ("activity_regularizer", regularizer)
+
+
+# ---------------------------------------- integers of NumPy
+
+
+@ALL
+def test_numpy_s_integers_become_ints(name):
+    first = MAKE[name]()
+    given = {key: getattr(first, key) for key in stored_names(type(first))}
+    ints = {key: value for key, value in given.items() if type(value) is int}
+    second = type(first)(**given | {key: np.int64(value) for key, value in ints.items()})
+    assert {key: (type(getattr(second, key)), getattr(second, key)) for key in ints} == {
+        key: (int, value) for key, value in ints.items()
+    }
+
+
+def test_numpy_s_integers_are_used_and_saved_as_ints():
+    layer = layers.EncoderLayer(np.int64(8), np.int32(2), np.uint8(16), seed=np.int64(3))
+    layer.build((None, None, np.int64(8)))
+    assert layer.get_config()["dff"] == 16 and layer(np.ones([1, 3, 8], np.float32)).shape == (1, 3, 8)
+    lm = language_model(cutoffs=[np.int64(5), np.int64(9)], seed=np.int64(3))
+    assert set(map(type, lm.cutoffs)) == {int} and lm.network.seed_generator.state[0] == 3
+    lm.seed, lm.mem_len = np.int64(7), np.int64(5)
+    assert lm.network.seed_generator.state[0] == 7 and lm.initial_mems(1)[0].shape[1] == 5
+    lm.enable_lora(np.int64(2))
+    assert {type(lm.get_config()[name]) for name in ("seed", "mem_len", "lora_rank")} == {int}
+
+
+@pytest.mark.parametrize("seed", [True, 1.5, 2**70])
+def test_a_seed_that_is_refused_changes_nothing(seed):
+    lm = language_model()
+    for call in (lambda: setattr(lm, "seed", seed), lambda: language_model(seed=seed)):
+        with pytest.raises(ParameterError) as caught:
+            call()
+        assert (caught.value.name, lm.seed) == ("seed", 1)
+
+
 # ---------------------------------------- parts, subclasses, names of one's own
 
 

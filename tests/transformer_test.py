@@ -460,6 +460,7 @@ BAD_ARGUMENTS = [
     ({"beam_size": "3"}, "beam_size", "1 to 8"),
     ({"beam_size": None}, "beam_size", "1 to 8"),
     ({"length_penalty": -1.0}, "length_penalty", "0"),
+    ({"length_penalty": 2.0}, "length_penalty", "beam search"),
     ({"beam_size": 2, "temperature": 0.5}, "temperature", "0"),
     ({"n_best": 1, "top_p": 0.5}, "top_p", "None"),
     ({"beam_size": 2, "seed": 1}, "seed", "None"),

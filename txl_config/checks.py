@@ -132,6 +132,13 @@ def is_integer(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 
+def as_int(value: Any) -> Any:
+    """Returns a NumPy integer as an int, also inside a list or a tuple. It returns any other value as it is."""
+    if type(value) in (list, tuple) and any(as_int(each) is not each for each in value):
+        return type(value)(map(as_int, value))
+    return int(value) if is_integer(value) and not isinstance(value, int) else value
+
+
 def check_integer(name: str, value: Any, least: int, most: int = 2**31 - 1) -> None:
     """Raises ParameterError if `value` is not an integer from `least` to `most`."""
     if not is_integer(value) or not least <= value <= most:
@@ -289,6 +296,8 @@ class Config:
     removed: ClassVar[Mapping[str, Any]] = {}  # names that earlier versions had -> the only value that a file may have
 
     def __post_init__(self) -> None:
+        for name in self.names():
+            object.__setattr__(self, name, as_int(getattr(self, name)))  # the class is frozen
         check_fields(type(self), self)
 
     @classmethod

@@ -9,10 +9,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows
 
 NO_CHANCE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
+LENGTH_PENALTY = 0.6  # default
+
+
+def check_length_penalty(length_penalty: Any, searches: bool) -> None:
+    """Raises ParameterError for a negative penalty; without a beam search, for any but the default."""
+    NOT_NEGATIVE("length_penalty", length_penalty)
+    if not searches and length_penalty != LENGTH_PENALTY:
+        raise ParameterError("length_penalty", length_penalty, "left out without a beam search")
 
 
 def search(

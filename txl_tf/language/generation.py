@@ -23,11 +23,11 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import REPETITION_WINDOW
-from txl_tf.config.checks import NOT_NEGATIVE, check_integer
+from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import next_power_of_two
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.language.beam_search import NO_CHANCE, search
+from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, search
 from txl_tf.language.loop import Written, with_column, write_tokens
 from txl_tf.language.sampling import (
     SAMPLING,
@@ -44,7 +44,7 @@ from txl_tf.language.sampling import (
     sampling_of_sequences,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.base import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
@@ -292,7 +292,7 @@ def generate(
     repetition_window: int = REPETITION_WINDOW, temperature: float = 1.0, top_k: int | None = None,
     top_p: float | None = None, min_p: float | None = None, seed: Any = None, segment: int | None = None,
     logits_processor: Callable[..., Tensor] | None = None, beam_size: int = 1,
-    length_penalty: float = 0.6,
+    length_penalty: float = LENGTH_PENALTY,
 ) -> Any:  # fmt: skip
     """Continues every row of `prompt` with cached keys and values.
 
@@ -317,8 +317,9 @@ def generate(
         with_lengths: whether to return the lengths, too.
         repetition_penalty: factor for the log-probabilities of the last tokens of prompt and text. Above 1, it makes
             them less likely. The options apply in this order: this one, `temperature`, `top_k`, `top_p`, `min_p`.
-        repetition_window: number of these last tokens, by default 64.
-        temperature: divides the log-probabilities. Below 1, likely tokens become more likely; 0 takes the most likely.
+        repetition_window: number of these last tokens, by default 64. Another number needs a `repetition_penalty`.
+        temperature: divides the log-probabilities. Below 1, likely tokens become more likely; 0 takes the most likely,
+            and then `top_k`, `top_p` and `min_p` must be left out.
         top_k: sample only from the `top_k` most likely tokens.
         top_p: sample only from the smallest set of most likely tokens whose probabilities sum to at least `top_p`, in
             (0, 1]. With `top_k`, the probabilities are those among the tokens that `top_k` leaves.
@@ -346,7 +347,8 @@ def generate(
         new tokens.
 
     Raises:
-        ParameterError: an argument is out of its range, or the vocabulary cannot spell a stop string.
+        ParameterError: an argument is out of its range, it has no effect because of another one, or the vocabulary
+            cannot spell a stop string; or the call is in a graph.
         UnknownArgumentError: an option does not exist; the message lists those that do.
     """
     texts = write_texts(
@@ -362,9 +364,10 @@ def write_texts(
     lm: Any, prompt: Any, max_new_tokens: int, *, lengths: Any = None, num_return_sequences: int = 1,
     stop_token: int | None = None, stop_strings: Iterable[str] | None = None, stop_at_newline: bool = False,
     vocab: Any = None, segment: int | None = None, logits_processor: Any = None, beam_size: int = 1,
-    length_penalty: float = 0.6, **sampling: Any,
+    length_penalty: float = LENGTH_PENALTY, **sampling: Any,
 ) -> Texts:  # fmt: skip
     """The `Texts` of `generate`, which describes the arguments."""
+    check_eager("generate")
     check_names("write_texts", sampling, [*keywords_of(write_texts), *SAMPLING])
     n_token = lm.network.n_token
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
@@ -379,7 +382,7 @@ def write_texts(
         "logits_processor": _checked_processor(lm, logits_processor, stop_token),
     }
     check_integer("beam_size", beam_size, 1, n_token)
-    NOT_NEGATIVE("length_penalty", length_penalty)
+    check_length_penalty(length_penalty, beam_size > 1)
     if beam_size == 1:
         return _sample_texts(lm, prompt, lengths, max_new_tokens, options, stops, **fixed)
     if lm.static_shapes:

@@ -26,7 +26,7 @@ from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
 from txl_tf.nn.masks import as_bool_like
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
-from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
+from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import replica_tensors
 from txl_tf.training.memory_model import COMPILE_ARGUMENTS, MemoryModel
@@ -57,7 +57,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     softmax: Any
 
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
-    fixed_settings = {**dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(COMPILE_ARGUMENTS, "give it to compile()")}
+    fixed_settings = {
+        **FIXED_DTYPE, **dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(COMPILE_ARGUMENTS, "give it to compile()"),
+        "activity_regularizer": "fit calls the parts of the model, such as lm.network, not the model",
+    }  # fmt: skip
     copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}
 
     def __init__(
@@ -65,6 +68,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         tie_weight: bool = True, label_smoothing: float = 0.0, z_loss: float = 0.0, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
+        if self.activity_regularizer is not None and not self.has_own_call:
+            allowed = "None, because fit calls the parts of the model, such as lm.network, not the model"
+            raise ParameterError("activity_regularizer", self.activity_regularizer, allowed)
         self.proj_share_all_but_first = proj_share_all_but_first
         self.tie_weight = tie_weight
         self.label_smoothing = label_smoothing
@@ -209,22 +215,21 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if tokens.shape != labels.shape:
             message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
             raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
-        padding: dict[str, Any] = {}
+        padding_mask = None
         if lengths is not None:
-            tokens, labels, mask = self._without_padding(tokens, labels, lengths)
-            padding["padding_mask"] = mask
+            tokens, labels, padding_mask = self._without_padding(tokens, labels, lengths)
         self._check_in_vocabulary("tokens", tokens)
         self._check_in_vocabulary("labels", labels)
         mems = self.network.memory_of_call(tokens, mems)
         if done is not None:
             done = as_bool_like("done", done, tokens)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
-            return self._score(tokens, labels, mems, done, **padding)
+            return self._score(tokens, labels, mems, done, None, padding_mask)
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
         weights = weights_of_labels(sample_weight, labels)
-        return self._score(tokens, labels, mems, done, weights, **padding)
+        return self._score(tokens, labels, mems, done, weights, padding_mask)
 
     def _without_padding(self, tokens: Tensor, labels: Tensor, lengths: Any) -> tuple[Any, Any, Any]:
         """The arguments of `score` with 0 for tokens and `IGNORED` for labels after the end of their row.
@@ -597,14 +602,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @compiled_method(reduce_retracing=True)
     def _score(
-        self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, weights: Tensor | None = None,
-        **padding: Tensor,
+        self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None, weights: Tensor | None,
+        padding_mask: Tensor | None,
     ) -> Any:  # fmt: skip
-        """The graph of `score`. `padding` has the `padding_mask`, if there is one.
+        """The graph of `score`. `padding_mask` is that of `outputs`, or `None`.
 
         The weights are `[batch, tgt_len]`, or `None` if all are 1. A label of weight 0 may be any number.
         """
-        outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
+        outputs, new_mems = self.outputs(tokens, mems, done=done, padding_mask=padding_mask)
         if weights is None:
             return self.nll_of(outputs, labels), new_mems
         nll = self.nll_of(outputs, tf.where(weights > 0, labels, 0))

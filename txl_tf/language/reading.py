@@ -21,7 +21,7 @@ from txl_tf.config.checks import check_integer
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.base import as_array, check_eager, tensor_error
 
 
 class Reading(NamedTuple):
@@ -158,6 +158,7 @@ def _segments(ids: np.ndarray, tgt_len: int) -> Iterator[tuple[int, np.ndarray, 
 
 def _checked_text(ids: Any, tgt_len: int) -> np.ndarray:
     """`ids` as an array. Raises ParameterError unless there are two or more, and `tgt_len` is positive."""
+    check_eager("reading a text")
     check_integer("tgt_len", tgt_len, 1)
     ids = as_array("ids", ids, "integers [n]")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

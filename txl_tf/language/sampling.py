@@ -303,7 +303,8 @@ def check_sampling(
 ) -> Sampling:  # fmt: skip
     """Checks the options of sampling, see `generate`, and returns them as a `Sampling` for `batch` rows.
 
-    Without a `seed`, it draws one for each row. Raises ParameterError if an option is out of its range.
+    Without a `seed`, it draws one for each row. Raises ParameterError if an option is out of its range, or if it has no
+    effect because of another one.
     """
     floats = {
         "temperature": temperature,
@@ -318,7 +319,15 @@ def check_sampling(
             raise ParameterError(name, value, allowed.removeprefix("be "), f"{name} must {allowed}, got {brief(value)}")
     if top_k is not None:
         check_integer("top_k", top_k, 1)
+    if temperature == 0:
+        for name, value, neutral in (("top_k", top_k, None), ("top_p", top_p, 1), ("min_p", min_p, 0)):
+            if value is not None and value != neutral:
+                raise ParameterError(name, value, "left out with a temperature of 0, which draws nothing")
     check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
+    if repetition_window != REPETITION_WINDOW and floats["repetition_penalty"] == 1:
+        raise ParameterError(
+            "repetition_window", repetition_window, "left out without a repetition_penalty other than 1"
+        )
     allowed = f"an integer of 32 bits, or one for each of the {batch} rows"
     seeds = as_array("seed", [random.randrange(2**31) for _ in range(batch)] if seed is None else seed, allowed)
     is_number = seeds.shape in ((), (batch,)) and seeds.dtype.kind in "iu"

@@ -33,9 +33,9 @@ from txl_tf.language.sampling import (
     uniform_draws,
 )
 from txl_tf.language.stopping import Stops, check_stops, tail_of
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.base import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
-from txl_tf.nn.settings import add_user
+from txl_tf.nn.settings import add_user, changes_of
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.inference import writable_copy
 
@@ -80,6 +80,7 @@ class Session:
 
     @known_names
     def __init__(self, lm: Any, batch_size: int = 1) -> None:
+        check_eager("session")
         at_least(1)("batch_size", batch_size)
         self.lm = lm
         self.batch_size = batch_size
@@ -94,18 +95,21 @@ class Session:
         self._drawn = 0  # the number of tokens that were written, each with its own random numbers
         self._checked: tuple[Any, Stops] | None = None  # the arguments of the last `check_stops`, and its result
         self._written: list[int] = []  # tokens since the last `read`, of a session with one row
-        self._read = _CompiledLater(self._read_segment)
-        self._write = _CompiledLater(self._write_tokens)
-        self._is_stale = False
+        self.drop_graphs()
+        self._changes_before = changes_of(lm)
         add_user(lm, self)
 
     def drop_graphs(self) -> None:
-        """Marks the session as unusable. The model calls it when a setting changes, see `add_user`."""
-        self._is_stale = True
+        """Replaces the graphs by new ones, which later calls trace.
+
+        The model calls it before one of its settings changes, see `add_user`.
+        """
+        self._read = _CompiledLater(self._read_segment)
+        self._write = _CompiledLater(self._write_tokens)
 
     def _check_fresh(self) -> None:
         """Raises ParameterError if a setting of the model has changed."""
-        if self._is_stale:
+        if changes_of(self.lm) != self._changes_before:
             message = "a setting of the model has changed since this session was made: make a new Session(lm)"
             raise ParameterError("lm", self.lm, "as it was when the session was made", message)
 
@@ -129,9 +133,10 @@ class Session:
             token of the text has the nll NaN, because nothing predicts it.
 
         Raises:
-            ParameterError: `tokens` has another shape or ids outside the vocabulary, or a setting of the model has
-                changed.
+            ParameterError: `tokens` has another shape or ids outside the vocabulary, a setting of the model has
+                changed, or the call is in a graph.
         """
+        check_eager("read")
         self._check_fresh()
         allowed = f"integers [batch_size={self.batch_size}, n], n at least 1"
         tokens = as_array("tokens", tokens, allowed)
@@ -163,10 +168,11 @@ class Session:
             the text.
 
         Raises:
-            ParameterError: an argument is out of its range, the session has read nothing, or a setting of the model has
-                changed.
+            ParameterError: an argument is out of its range, the session has read nothing, a setting of the model has
+                changed, or the call is in a graph.
             UnknownArgumentError: an option does not exist; the message lists those that do.
         """
+        check_eager("write")
         check_names("write", sampling, [*keywords_of(Session.write), *SAMPLING])
         self._check_fresh()
         if self._empty:

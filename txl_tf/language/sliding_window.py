@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.config.checks import check_integer
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.base import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 
 
@@ -46,6 +46,7 @@ def sliding_window_nll(
     Reference:
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018.
     """
+    check_eager("sliding_window_nll")
     allowed = "integers [n], n at least 2"
     tokens = as_array("tokens", tokens, allowed)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size < 2:

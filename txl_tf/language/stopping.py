@@ -189,13 +189,15 @@ def check_stops(
         raise ParameterError("stop_strings", stop_strings, "a list of strings")
     texts = [*(stop_strings or ()), *(["\n"] if stop_at_newline else [])]
     token = -1 if stop_token is None else stop_token
-    if not texts:
-        return no_stops(n_token, token)
-    if vocab is None:
+    if vocab is None and texts:
         raise ParameterError("vocab", None, f"the model's vocabulary, which the stop strings {texts} need")
-    if len(vocab) != n_token:
+    if vocab is not None and not hasattr(vocab, "level"):
+        raise ParameterError("vocab", vocab, "the model's vocabulary")
+    if vocab is not None and len(vocab) != n_token:
         message = f"vocab must have the {n_token} symbols of the model, got {len(vocab)}"
         raise ParameterError("vocab", vocab, f"a vocabulary of the {n_token} symbols of the model", message)
+    if not texts:
+        return no_stops(n_token, token)
     strings: Any = keras.utils.pad_sequences([spell(vocab, text) for text in texts], value=NONE)  # padded on the left
     tail = tf.fill([1, strings.shape[1]], BEFORE)
     return Stops(tf.constant(token, tf.int32), tf.constant(strings[None]), tf.constant(token_units(vocab)), tail)

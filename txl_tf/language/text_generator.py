@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_tf.config.checks import NOT_NEGATIVE, check_integer
+from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import by_length, in_order, next_power_of_two, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
+from txl_tf.language.beam_search import LENGTH_PENALTY, check_length_penalty
 from txl_tf.language.constraint import Constraint
 from txl_tf.language.generation import check_beam_options, write_texts
 from txl_tf.language.sampling import SAMPLING, check_sampling
@@ -119,7 +120,7 @@ class TextGenerator:
     def __init__(
         self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1,
         stop_strings: Iterable[str] = (), stop_at_newline: bool = False, stop_at_document: bool = True,
-        batch_size: int = 16, beam_size: int = 1, length_penalty: float = 0.6,
+        batch_size: int = 16, beam_size: int = 1, length_penalty: float = LENGTH_PENALTY,
         logits_processor: Callable[..., Any] | None = None, segment: int | None = None, **sampling: Any,
     ) -> None:  # fmt: skip
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
@@ -222,7 +223,7 @@ def check_texts(
     check_integer("num_return_sequences", num_return_sequences, 1)
     check_sampling(1, **sampling)
     check_integer("beam_size", beam_size, 1, len(vocab))
-    NOT_NEGATIVE("length_penalty", length_penalty)
+    check_length_penalty(length_penalty, beam_size > 1)
     if beam_size > 1:
         check_beam_options(beam_size, num_return_sequences, sampling)
     stops = stops_of(vocab, stop_strings, stop_at_newline, stop_at_document)

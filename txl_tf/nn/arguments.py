@@ -20,6 +20,7 @@ from typing import Any, TypedDict, TypeVar, cast
 import keras
 
 from txl_tf.config import Config, already_checked, check_fields
+from txl_tf.config.checks import as_int
 from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
@@ -44,7 +45,10 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def stored(init: Init) -> Init:
-    """Decorator of `__init__`: before the body runs, sets each argument but `**kwargs` as an attribute."""
+    """Decorator of `__init__`: before the body runs, sets each argument but `**kwargs` as an attribute.
+
+    NumPy integers become ints.
+    """
     return _storing(init, inspect.signature(init))
 
 
@@ -96,6 +100,8 @@ def _storing(
         At the end of the outermost constructor, it calls `settle`, see `Settings`. It raises ParameterError for a dtype
         with quantization, and freezes the parts of a frozen layer.
         """
+        args = tuple(map(as_int, args))
+        kwargs = {name: as_int(value) for name, value in kwargs.items()}
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.calls import bind_call
-from txl_tf.config.checks import RATE, at_least
+from txl_tf.config.checks import RATE, at_least, is_integer
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.kernels.watching import AttentionRecord, watching
@@ -26,7 +26,7 @@ from txl_tf.nn.arguments import arguments_of
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.quantization import Unquantized
-from txl_tf.nn.settings import Settings, remember_graph
+from txl_tf.nn.settings import FREE_SEED, Settings, remember_graph
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
@@ -61,10 +61,12 @@ class Dropping(Settings):
             **rates: dropout rates by name.
 
         Raises:
-            ParameterError: a rate is outside `[0, 1)`.
+            ParameterError: a rate is outside `[0, 1)`, or the seed is another value.
         """
         for name, rate in rates.items():
             RATE(name, rate)
+        if not callable(seed):
+            FREE_SEED("seed", seed)
         self.seed = None if callable(seed) else seed
         self._key_source = seed if callable(seed) else None
         self._always_draws = always
@@ -481,6 +483,13 @@ _KINDS: dict[str, Callable[[tf.DType], bool]] = {
 }
 
 
+def check_eager(method: str) -> None:
+    """Raises ParameterError in a graph, such as that of a `tf.function` or of `Dataset.map`."""
+    if not tf.executing_eagerly():
+        message = f"{method} runs in eager execution only: call it outside tf.function and Dataset.map"
+        raise ParameterError(method, None, "called in eager execution", message)
+
+
 def check_sizes(**sizes: Any) -> None:
     """Raises ParameterError unless all are positive integers."""
     for name, size in sizes.items():
@@ -540,15 +549,15 @@ def width_of(name: str, shape: Any) -> int:
 
     `name` is the argument of the layer's call with this shape.
     """
-    if not isinstance(shape, (tuple, list, tf.TensorShape)) or not len(shape) or not isinstance(shape[-1], int):
+    if not isinstance(shape, (tuple, list, tf.TensorShape)) or not len(shape) or not is_integer(shape[-1]):
         raise ParameterError(name, shape, "float [..., width] of a known width")
     width: Any = shape[-1]
-    return width
+    return int(width)
 
 
 def check_width(name: str, shape: Any, width_name: str, width: int) -> None:
     """Raises ParameterError if the `shape` for which a layer is built has another width. An unknown width passes."""
-    if isinstance(shape, (tuple, list)) and shape and isinstance(shape[-1], int) and shape[-1] != width:
+    if isinstance(shape, (tuple, list)) and shape and is_integer(shape[-1]) and shape[-1] != width:
         raise ParameterError(name, list(shape), f"[..., {width_name}={width}]")
 
 

@@ -94,7 +94,7 @@ class LowRank(MixedIntoLayer):
                     setattr(self, f"{name}_lora_{part}", weight)
                 kernel.trainable = False
         self.lora_enabled = True
-        self.lora_rank = rank
+        self.lora_rank = int(rank)
         self.lora_alpha = float(rank if lora_alpha is None else lora_alpha)
 
     def merge_lora(self) -> None:

@@ -70,7 +70,8 @@ _WITH_EFFECT = {
     "call", "_dtype_policy", "autocast", "_convert_input_args", "_supports_masking", "activity_regularizer"
 }  # fmt: skip
 # The other attributes that Keras sets, links to the owner, sources of dropout keys, and graphs do not change the call.
-_WITHOUT_EFFECT = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", *vars(keras.layers.Layer())} - _WITH_EFFECT
+_OF_SETTINGS = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", "_changes"}
+_WITHOUT_EFFECT = {*_OF_SETTINGS, *vars(keras.layers.Layer())} - _WITH_EFFECT
 
 
 def alike(x: Any, y: Any) -> bool:

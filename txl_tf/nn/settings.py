@@ -17,7 +17,6 @@ in its configuration that this part alone is different.
 import functools
 import gc
 import inspect
-import numbers
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
@@ -26,7 +25,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of
+from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of, as_int, is_integer
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
@@ -46,9 +45,9 @@ def of_type(kind: Any, *checks: Check) -> Check:
 
 
 def _check_seed(name: str, value: Any) -> None:
-    """Raises ParameterError unless a seed is an integer or `None`."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-        raise ParameterError(name, value, "an integer, or None")
+    """Raises ParameterError unless a seed is an integer of 64 bits or `None`."""
+    if value is not None and not (is_integer(value) and -(2**63) <= value < 2**63):
+        raise ParameterError(name, value, "an integer of 64 bits, or None")
 
 
 # Checks for `free_settings`.
@@ -59,6 +58,8 @@ FREE_SEED = _check_seed
 
 # Advice for `fixed_settings`, see `Settings`.
 OF_CLASS = "set it on the class, before a layer of the class is made"
+# `fixed_settings` of models and networks: each of their parts has its own dtype policy.
+FIXED_DTYPE = {"dtype_policy": "give dtype to the constructor"}
 
 
 class Settings(MixedIntoLayer):
@@ -188,6 +189,11 @@ def add_user(layer: Any, user: Any) -> None:
     vars(layer).setdefault("_users", weakref.WeakSet()).add(user)
 
 
+def changes_of(layer: Any) -> int:
+    """How often a setting or a part has changed: of a `layer`, of a part of it, or of a layer that was given to it."""
+    return vars(layer).get("_changes", 0)
+
+
 def remember_graph(layer: Any) -> None:
     """Notes that a `layer` is called in the graph that is being traced, so that `change_graphs` knows of this graph."""
     graph: Any = tf.compat.v1.get_default_graph()
@@ -209,6 +215,7 @@ def change(x: Any, name: str, value: Any) -> None:
         FixedAttributeError: the setting is fixed; or a graph with the old value exists that the library cannot drop.
         ParameterError: the value has a wrong type or is out of range.
     """
+    value = as_int(value)
     current = getattr(x, name, None)
     owner, setting = _governing(x, name)
     if setting is not None:  # set it where it comes from, which passes it on to `x`
@@ -275,6 +282,8 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
             f"del model.predict_function first). A tf.function can be deleted. Or make a new {type(x).__name__}"
         )
         raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
+    for one in done:
+        vars(one)["_changes"] = changes_of(one) + 1
 
 
 def replaces_part(x: Any, name: str, value: Any) -> bool:

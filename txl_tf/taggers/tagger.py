@@ -32,7 +32,7 @@ from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CheckedCalls, Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.nn.ops import Linear
-from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
+from txl_tf.nn.settings import FIXED_DTYPE, FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
@@ -112,6 +112,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """
 
     free_settings = {"constraints": FREE_SWITCH, "output_dropout": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = FIXED_DTYPE
 
     @stored
     def __init__(

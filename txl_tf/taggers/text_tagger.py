@@ -16,6 +16,7 @@ from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
 from txl_tf.data.tagged.sentence_ends import LineSizes, split_at_ends
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.nn.base import check_eager
 from txl_tf.nn.settings import add_user
 from txl_tf.taggers.tagger import Tagger
 
@@ -190,6 +191,7 @@ class TextTagger:
         Returns:
             The result of each sentence, in the order of the sentences.
         """
+        check_eager("tag")
         encoded = self.encode(sentences, left_out)
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
         return in_order(self._tag, encoded, by_length(lengths, self.batch_size))

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
-from txl_tf.config.checks import keras_initializer
+from txl_tf.config.checks import as_int, keras_initializer
 from txl_tf.equations import new_memory
 from txl_tf.errors import ParameterError, UnsupportedError
 from txl_tf.kernels.dropout import dropout, split
@@ -37,7 +37,7 @@ from txl_tf.nn.ops import for_many_weights
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.position_schemes import Relative, checked_scheme
 from txl_tf.nn.quantization import Unquantized
-from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
+from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.transformer_xl.absolute_layer import TransformerLMLayer
 from txl_tf.transformer_xl.apply_layers import apply_layers
 from txl_tf.transformer_xl.attention import create_mask
@@ -204,7 +204,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
     r_r_bias: Any = None  # the same
     pos_table: Any = None  # only with learned positions
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
-    fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
+    fixed_settings = {**FIXED_DTYPE, "layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
     copied_settings = {
         name: (f"decoder_layers.{name}",) for name in ("dropout", "dropatt", "layer_norm_epsilon")
     }  # fmt: skip
@@ -297,8 +297,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         """
         self.build_at_once()
         self._add_lora(rank, lora_alpha, a_initializer=a_initializer, b_initializer=b_initializer)
-        self.store("lora_rank", rank)
-        self.store("lora_alpha", lora_alpha)
+        self.store("lora_rank", as_int(rank))
+        self.store("lora_alpha", as_int(lora_alpha))
 
     def _add_lora(self, rank: int, lora_alpha: float | None, **initializers: Any) -> None:
         """Adds the updates to the layers, and freezes all other weights. Raises ParameterError, see `enable_lora`."""

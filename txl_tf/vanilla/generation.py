@@ -16,23 +16,23 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.calls import known_names
-from txl_tf.config.checks import NOT_NEGATIVE, check_integer
+from txl_tf.config.checks import check_integer
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.language.beam_search import NO_CHANCE, search
+from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, search
 from txl_tf.language.loop import write_tokens
 from txl_tf.language.sampling import check_sampling, sample_categorical, tempered, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.base import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 
 
 @known_names
 def generate(
     model: Any, /, source: Any, *, start: int, end: int | None, max_new_tokens: int | None = None, beam_size: int = 1,
-    n_best: int | None = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: int | None = None,
-    top_p: float | None = None, seed: Any = None, suppress_tokens: Iterable[int] = (),
+    n_best: int | None = None, length_penalty: float = LENGTH_PENALTY, temperature: float = 0.0,
+    top_k: int | None = None, top_p: float | None = None, seed: Any = None, suppress_tokens: Iterable[int] = (),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generates targets by greedy search, sampling or beam search, in one graph with cached keys and values.
 
@@ -47,7 +47,7 @@ def generate(
         n_best: number of targets to return, each with its score. If it is given, a beam search finds them, also with
             `beam_size=1`, and the results have a dimension for it.
         length_penalty: of a beam search: alpha of Wu et al. 2016, by default 0.6. Scores are divided by
-            `((5 + length) / 6)**alpha`. It has no effect without a beam search.
+            `((5 + length) / 6)**alpha`. Without a beam search, it must be left out.
         temperature, top_k, top_p, seed: options of sampling, see `TransformerXLLM.generate`. With a temperature of 0,
             the default, the most likely token is taken.
         suppress_tokens: ids that no target may contain, such as those of `<s>` and `<unk>`.
@@ -58,9 +58,11 @@ def generate(
         penalty. With `n_best`, `[batch, n_best, max_new_tokens]` and `[batch, n_best]`, the best first.
 
     Raises:
-        ParameterError: an argument is out of its range.
+        ParameterError: an argument is out of its range, or has no effect because of another one; or the call is in a
+            graph.
         UnknownArgumentError: an option does not exist; the message lists those that do.
     """
+    check_eager("generate")
     source = _check_source(model, source)
     suppressed = check_suppressed(suppress_tokens, end, model.target_vocab_size)
     check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
@@ -72,7 +74,7 @@ def generate(
     check_integer("max_new_tokens", n_tokens, 1, model.max_len)
     if n_best is not None:
         check_integer("n_best", n_best, 1, beam_size)
-    NOT_NEGATIVE("length_penalty", length_penalty)
+    check_length_penalty(length_penalty, searches)
     if searches and temperature:
         raise ParameterError("temperature", temperature, "0 for a beam search")
     for name, value in {"top_k": top_k, "top_p": top_p, "seed": seed}.items():

@@ -15,6 +15,7 @@ from txl_tf.data.pairs.lengths import STEP, group_ends, rounded, target_limits
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID, encode_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
+from txl_tf.language.beam_search import check_length_penalty
 from txl_tf.vanilla.transformer import Transformer
 
 POOL = 50  # batches of sources that are read and sorted by length together
@@ -103,6 +104,8 @@ def never_written(search: SearchConfig, vocab: Vocab | None) -> list[int]:
 def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list[int]) -> None:
     """Raises ParameterError if a search asks for more symbols or hypotheses than the model has.
 
+    It also does if a `length_penalty` would have no effect, because there is one hypothesis.
+
     Args:
         search: the options of the search.
         n_symbols, max_len: `target_vocab_size` and `max_len` of the model.
@@ -111,6 +114,7 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
     at_least(1, n_symbols - 1 - len(never))("beam_size", search.beam_size)  # - 1, because no target contains padding
     if search.max_new_tokens is not None and search.max_new_tokens > max_len:
         raise ParameterError("max_new_tokens", search.max_new_tokens, f"at most max_len={max_len}, as the model has it")
+    check_length_penalty(search.length_penalty, search.beam_size > 1)
 
 
 def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
