@@ -291,7 +291,6 @@ def test_options_of_texts_without_effect_are_refused():
     for options, name in (
         ({"length_penalty": 2.0}, "length_penalty"),
         ({"repetition_window": 3}, "repetition_window"),
-        ({"temperature": 0, "top_k": 2}, "top_k"),
     ):
         with raises_parameter(name):
             TextGenerator(make(), vocab, **options)

@@ -21,7 +21,9 @@ from txl_programs.demo.wiring import (
     stop_button,
     width_of,
 )
+from txl_tf.config.checks import check_integer
 from txl_tf.data.vocabulary import unescape
+from txl_tf.language.sampling import LONGEST_WINDOW
 
 GENERATES = "The model continues your prompt, token by token, in the style of the text that it was trained on."
 SCORES = "The stronger the colour of a token, the less the model expected it. Click a token to see the alternatives."
@@ -160,6 +162,9 @@ class LanguageModelPage(Board):
             sentence = "{name} must be a number, and is empty."
             raise Refusal(empty[0], None, "a number", sentence, name=said(empty[0]))
         options |= {name: value for name, value in optional.items() if value is not None}
+        if options["repetition_penalty"] == 1:  # the field of the window has a value, but no effect
+            check_integer("repetition_window", options["repetition_window"], 1, LONGEST_WINDOW)
+            options["repetition_window"] = REPETITION_WINDOW
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
         return {"sampling": options, "stops": stops}

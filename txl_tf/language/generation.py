@@ -319,7 +319,7 @@ def generate(
             them less likely. The options apply in this order: this one, `temperature`, `top_k`, `top_p`, `min_p`.
         repetition_window: number of these last tokens, by default 64. Another number needs a `repetition_penalty`.
         temperature: divides the log-probabilities. Below 1, likely tokens become more likely; 0 takes the most likely,
-            and then `top_k`, `top_p` and `min_p` must be left out.
+            which is always among those that `top_k`, `top_p` and `min_p` leave.
         top_k: sample only from the `top_k` most likely tokens.
         top_p: sample only from the smallest set of most likely tokens whose probabilities sum to at least `top_p`, in
             (0, 1]. With `top_k`, the probabilities are those among the tokens that `top_k` leaves.

@@ -319,10 +319,6 @@ def check_sampling(
             raise ParameterError(name, value, allowed.removeprefix("be "), f"{name} must {allowed}, got {brief(value)}")
     if top_k is not None:
         check_integer("top_k", top_k, 1)
-    if temperature == 0:
-        for name, value, neutral in (("top_k", top_k, None), ("top_p", top_p, 1), ("min_p", min_p, 0)):
-            if value is not None and value != neutral:
-                raise ParameterError(name, value, "left out with a temperature of 0, which draws nothing")
     check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
     if repetition_window != REPETITION_WINDOW and floats["repetition_penalty"] == 1:
         raise ParameterError(

@@ -219,11 +219,6 @@ def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vector
     }
     for name, (holds, allowed) in (ranges_of_request | _RANGES).items():
         checks.append(Check(holds(vectors[name]), f"{name} must {allowed}", vectors[name]))
-    window = vectors["repetition_window"]
-    is_used = tf.reduce_all(window == REPETITION_WINDOW) | tf.reduce_any(vectors["repetition_penalty"] != 1)
-    checks.append(
-        Check(is_used, "repetition_window must be left out without a repetition_penalty other than 1", window)
-    )
     rows = tf.cast(batch, tf.int64) * tf.cast(tf.reduce_max(vectors["num_return_sequences"]), tf.int64)
     message = f"{given} must have at most {limits.max_rows} rows, times num_return_sequences"
     new_tokens = tf.reduce_max(tf.pad(vectors["max_new_tokens"], [[0, 1]]))
