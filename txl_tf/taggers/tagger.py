@@ -98,9 +98,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     Training: `fit`, `evaluate` and the other methods of Keras take arrays or datasets:
         x, y: inputs as above, and tags, int `[batch, time]`. Tags at padding are ignored.
         sample_weight: `[batch]`, weights of sentences; or `[batch, time]`, weights of elements, whose mean is the
-            weight of a sentence. The loss is the sum over sentences of weight times nll, divided by the sum of the
-            weights of all replicas. Training also minimises the network's regularizers and the losses of `add_loss`;
-            the reported loss contains only the nll. Precision, recall and F1 do not depend on weights.
+            weight of a sentence. They must be finite and not negative. The loss is the sum over sentences of weight
+            times nll, divided by the sum of the weights of all replicas. Training also minimises the network's
+            regularizers and the losses of `add_loss`; the reported loss contains only the nll. Precision, recall and F1
+            do not depend on weights.
         class_weight: `{id of a tag: weight}`, 1 for the others: weights of elements, in training only.
 
     Raises:

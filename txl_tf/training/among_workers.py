@@ -23,12 +23,13 @@ from txl_tf.training.distribution import any_worker, divided, num_workers, own_r
 from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.trained_model import TrainedModel
 
+OWN_BATCHES = "the batches are those of the dataset"
 _IN_DATASET = "x is a dataset that also contains it"
 _SINGLE_WORKER_ONLY = {
     "y": _IN_DATASET,
     "sample_weight": _IN_DATASET,
-    "batch_size": "the batches are those of the dataset",
-    "validation_batch_size": "the batches are those of the dataset",
+    "batch_size": OWN_BATCHES,
+    "validation_batch_size": OWN_BATCHES,
     "validation_split": "give validation_data, a dataset",
 }
 

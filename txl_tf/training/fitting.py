@@ -17,12 +17,27 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
+
 Step = Callable[[Any], dict[str, Any]]  # takes an iterator of batches, runs the steps of one call, and returns logs
 
 _OUT_OF_DATA = (
     "Your input ran out of data; interrupting training. Make sure that your dataset can generate at least "
     "`steps_per_epoch * epochs` batches. You may need to use the `.repeat()` function when building your dataset."
 )
+
+
+def no_batches(name: str, epoch: int = 0) -> ParameterError:
+    """The error of an epoch or an evaluation without a batch. The logs would contain a loss of 0.
+
+    Args:
+        name: the argument of `fit` or `evaluate` that has the batches.
+        epoch: number of the epoch, counted from 0.
+    """
+    message = f"{name} must have at least one batch, got an empty dataset"
+    if epoch:
+        message = f"{name} must have at least one batch in every epoch, got none in epoch {epoch + 1}: see repeat()"
+    return ParameterError(name, None, "a dataset of at least one batch", message)
 
 
 class Epochs:
@@ -102,6 +117,9 @@ def fit(
 
     Returns:
         The Keras `History`.
+
+    Raises:
+        ParameterError: an epoch has no batch.
     """
     n_epochs = arguments.get("epochs", 1)
     callbacks = _callbacks(model, arguments, epochs=n_epochs, steps=epochs.length, add_history=True)
@@ -123,6 +141,8 @@ def fit(
             callbacks.on_train_batch_end(last, step_logs)
             if model.stop_training:
                 break
+        if step_logs is None:
+            raise no_batches("x", epoch)
         logs = _logs_of_epoch(model, step_logs)
         if validate is not None and is_due(epoch, arguments.get("validation_freq", 1)):
             logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
@@ -145,6 +165,9 @@ def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) 
 
     Returns:
         The logs, with Python floats for scalars.
+
+    Raises:
+        ParameterError: the dataset has no batch.
     """
     callbacks = _callbacks(model, arguments, epochs=1, steps=epochs.length)
     model.stop_evaluating = False
@@ -161,9 +184,16 @@ def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) 
         callbacks.on_test_batch_end(last, step_logs)
         if model.stop_evaluating:
             break
+    if step_logs is None:
+        raise no_batches("validation_data" if called_by_fit(arguments) else "x")
     logs = _logs_of_epoch(model, step_logs)
     callbacks.on_test_end(logs)
     return logs
+
+
+def called_by_fit(arguments: dict[str, Any]) -> bool:
+    """Whether `fit` calls `evaluate` with these arguments, for a validation: then it passes its `CallbackList`."""
+    return isinstance(arguments.get("callbacks"), keras.callbacks.CallbackList)
 
 
 def is_due(epoch: int, frequency: int | Iterable[int]) -> bool:
@@ -200,8 +230,8 @@ def _callbacks(
 
     A `CallbackList` among the arguments is returned: `fit` passes its own to `evaluate`.
     """
-    callbacks = arguments.get("callbacks")
-    if isinstance(callbacks, keras.callbacks.CallbackList):
+    callbacks: Any = arguments.get("callbacks")
+    if called_by_fit(arguments):
         return callbacks
     verbose = arguments.get("verbose", "auto")
     return keras.callbacks.CallbackList(

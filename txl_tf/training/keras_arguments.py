@@ -10,10 +10,12 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import RATE, at_least, is_integer
 from txl_tf.errors import ParameterError
-from txl_tf.schema import check_names, keywords_of
+from txl_tf.schema import Check, check_names, check_type, keywords_of
 
 # Metrics that `compile` takes, as functions of the mean nll. A value that is too large for a float is infinity.
 METRICS = {"perplexity": tf.exp, "bits": lambda nll: nll / tf.math.log(tf.constant(2, nll.dtype))}
@@ -51,17 +53,69 @@ UNUSED_HOOKS = {
 }
 
 
+def _check_frequency(name: str, value: Any) -> None:
+    """Raises ParameterError unless a value is a `validation_freq`: a positive integer, or a list of them."""
+    numbers_of_epochs = value if isinstance(value, list) else [value]
+    if not all(is_integer(number) and number >= 1 for number in numbers_of_epochs):
+        raise ParameterError(name, value, "a positive integer, or a list of the epochs, counted from 1")
+
+
+def _or_none(check: Check) -> Check:
+    """A check that also allows `None`."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+# The checks of the arguments of `fit`, `evaluate` and `predict` that are numbers or switches.
+_CHECKS: dict[str, Check] = {
+    "epochs": at_least(1),
+    "initial_epoch": at_least(0),
+    "steps": _or_none(at_least(1)),
+    "steps_per_epoch": _or_none(at_least(1)),
+    "validation_steps": _or_none(at_least(1)),
+    "batch_size": _or_none(at_least(1)),
+    "validation_batch_size": _or_none(at_least(1)),
+    "validation_freq": _check_frequency,
+    "validation_split": _or_none(RATE),
+    "return_dict": lambda name, value: check_type(name, value, bool),
+}
+
+
 def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call of `method` as `{name: value}`, whether they were given by position or by name.
+    """The checked arguments of a call of `fit`, `evaluate` or `predict` of Keras as `{name: value}`.
+
+    Numbers of NumPy and TensorFlow become those of Python, and the epochs in `validation_freq` become a list, because
+    Keras takes no others.
+
+    Args:
+        method: the method of Keras.
+        *args, **kwargs: the arguments of the call, by position and by name.
 
     Raises:
         UnknownArgumentError: `method` has no argument of a given name. Names that begin with `_`, Keras's own, are not
             checked.
         TypeError: an argument is missing, there are too many, or `method` takes no argument of a name with `_`.
+        ParameterError: a number is out of its range, see `_CHECKS`.
     """
     check_names(method.__name__, {name: kwargs[name] for name in kwargs if name[0] != "_"}, keywords_of(method))
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
-    return {**arguments.pop("kwargs", {}), **arguments}
+    arguments = {**arguments.pop("kwargs", {}), **arguments}
+    for name in arguments.keys() & _CHECKS.keys():
+        value = arguments[name]
+        if isinstance(value, np.generic | np.ndarray | tf.Tensor):
+            value = np.asarray(value).tolist()
+        elif isinstance(value, tuple | set | frozenset | range):
+            value = list(value)
+        _CHECKS[name](name, value)
+        arguments[name] = value
+    return arguments
+
+
+def check_switches(jit_compile: Any, **switches: Any) -> None:
+    """Raises ParameterError unless arguments of `compile` are True or False. `jit_compile` may also be "auto"."""
+    for name, value in switches.items():
+        check_type(name, value, bool)
+    if not isinstance(jit_compile, bool) and jit_compile != "auto":
+        raise ParameterError("jit_compile", jit_compile, [True, False, "auto"])
 
 
 def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _REFUSED) -> None:

@@ -49,6 +49,7 @@ from txl_tf.training.keras_arguments import (
     UNUSED_HOOKS,
     by_name,
     check_steps_take,
+    check_switches,
     checked_metric_names,
     is_overridden,
     refuse,
@@ -123,7 +124,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     def compile(
         self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
-        jit_compile: bool = False, auto_scale_loss: bool = True, *, gradient_accumulation_steps: int = 1,
+        jit_compile: bool | str = False, auto_scale_loss: bool = True, *, gradient_accumulation_steps: int = 1,
         parallel_parts: int = 1, static_shapes: bool = False, bin_capacities: Any = None,
     ) -> None:  # fmt: skip
         """Configures `fit` and `evaluate`. The loss is the model's own.
@@ -136,7 +137,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
                 both. The logs contain them in addition to `loss`.
             run_eagerly: whether to run the steps without a graph, for debugging.
             steps_per_execution: number of steps in one call of the compiled graph.
-            jit_compile: whether to compile forward and backward pass with XLA.
+            jit_compile: whether to compile forward and backward pass with XLA, or "auto", see Keras.
             auto_scale_loss: whether to scale the loss if the model computes in float16 with weights in float32.
             gradient_accumulation_steps: number of parts of a batch, each with its share of the rows, which are computed
                 one after the other to save memory. The result is the same as for the whole batch.
@@ -159,6 +160,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self._check_hooks()
         refuse("compile", {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics})
         metrics = checked_metric_names(metrics)
+        check_switches(
+            jit_compile, run_eagerly=run_eagerly, auto_scale_loss=auto_scale_loss, static_shapes=static_shapes
+        )
         at_least(1)("steps_per_execution", steps_per_execution)
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         at_least(1)("parallel_parts", parallel_parts)
@@ -176,7 +180,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         )  # fmt: skip
         self._metric_names = metrics
         self.auto_scale_loss = auto_scale_loss
-        own = (gradient_accumulation_steps, parallel_parts, bool(static_shapes), bin_capacities)
+        own = (gradient_accumulation_steps, parallel_parts, static_shapes, bin_capacities)
         self.__dict__.update(zip(COMPILE_ARGUMENTS, own, strict=True))  # only `compile` can set these attributes
 
     def compile_arguments(self) -> dict[str, Any]:
@@ -293,7 +297,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         else:
             batches = self._prepare(x, evaluation=True, allow_shuffled=allow_shuffled)
         refuse("evaluate", kwargs)
-        steps = kwargs.get("steps") or None
+        steps = kwargs.get("steps")
         start = self._start_evaluation(batches)
         state = LoopState(tuple(self.metrics_names), batches, start=start, steps_left=steps)
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.

@@ -20,13 +20,13 @@ from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.schema import check_names
-from txl_tf.training.among_workers import AmongWorkers
+from txl_tf.training.among_workers import OWN_BATCHES, AmongWorkers
 from txl_tf.training.compiled_metrics import NO_METRICS, CompiledMetrics, names_of, refuse_taken_names, results_of
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.fitting import scalars_as_floats
-from txl_tf.training.keras_arguments import by_name, is_overridden, refuse, refuse_hooks, takes_name
+from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
+from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks, takes_name
 from txl_tf.training.trained_model import Turns, apply_gradients
-from txl_tf.training.weighting import class_table
+from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 
 _REFUSED = {
     "loss_weights": "the loss is the model's own; sample_weight weighs rows and labels",
@@ -98,7 +98,7 @@ class Resumable(AmongWorkers):
     def compile(
         self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
-        jit_compile: bool = False, auto_scale_loss: bool = True,
+        jit_compile: bool | str = False, auto_scale_loss: bool = True,
     ) -> None:  # fmt: skip
         """Configures `fit` and `evaluate`, as `keras.Model.compile` does. The loss is the model's own.
 
@@ -114,15 +114,16 @@ class Resumable(AmongWorkers):
             run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: see Keras.
 
         Raises:
-            ParameterError: `loss` or `loss_weights` is given, `steps_per_execution` is less than 1, a metric is not
-                known to Keras, has a name that exists already or was made outside of the strategy's scope, or the model
-                overrides `stateless_compute_loss`, which Keras does not call.
+            ParameterError: `loss` or `loss_weights` is given, `steps_per_execution` is less than 1, a switch is neither
+                True nor False, a metric is not known to Keras, has a name that exists already or was made outside of
+                the strategy's scope, or the model overrides `stateless_compute_loss`, which Keras does not call.
         """
         refuse_hooks(self, _HOOKS_REFUSED)
         if loss is not None:
             raise ParameterError("loss", loss, f"None: the model has its own, it measures {self.measures}")
         refuse("compile", {"loss_weights": loss_weights}, _REFUSED)
         at_least(1)("steps_per_execution", steps_per_execution)
+        check_switches(jit_compile, run_eagerly=run_eagerly, auto_scale_loss=auto_scale_loss)
         own = [name for metric in [*self.own_metrics, self.grad_norm] for name in names_of(metric)]
         with self.distribute_strategy.scope():
             self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
@@ -159,14 +160,17 @@ class Resumable(AmongWorkers):
             The Keras `History`.
 
         Raises:
-            ParameterError: `y` is missing, weights have another shape than labels or rows, both `sample_weight` and
-                `class_weight` are given, `steps_per_execution` does not divide the steps of an epoch (see below), a
-                metric of yours has the name of one of the model's, or another thread runs `fit`. On one worker,
-                `steps_per_execution` must divide `steps_per_epoch` and `validation_steps` if they are given, unless
-                they are the number of batches of a `tf.data.Dataset`. With several workers, it must divide
-                `steps_per_epoch`, which is by default the number of batches.
+            ParameterError: `y` is missing, an epoch or a validation has no batch, a number such as `epochs` is out of
+                its range, `batch_size` is given for a dataset, weights have another shape than labels or rows, a weight
+                is negative or not finite, both `sample_weight` and `class_weight` are given, `steps_per_execution` does
+                not divide the steps of an epoch (see below), a metric of yours has the name of one of the model's, or
+                another thread runs `fit`. On one worker, `steps_per_execution` must divide `steps_per_epoch` and
+                `validation_steps` if they are given, unless they are the number of batches of a `tf.data.Dataset`. With
+                several workers, it must divide `steps_per_epoch`, which is by default the number of batches.
+            tf.errors.InvalidArgumentError: a weight in a dataset is negative or not finite. XLA drops this check.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
+        _check_data("fit", kwargs)
         self.build_optimizer()
         with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             self._trace_again("train", self._class_weights)
@@ -194,6 +198,7 @@ class Resumable(AmongWorkers):
         `tf.data.Dataset`.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
+        _check_data("evaluate", kwargs)
         with self._turn("evaluate"), plain_messages():
             self._trace_again("test")
             self._watch(kwargs)
@@ -206,6 +211,13 @@ class Resumable(AmongWorkers):
         names = [metric.name for metric in self.metrics if metric.name in logs]
         results = [logs[name] for name in (*names, *sorted(logs.keys() - {*names}))]
         return results if len(results) > 1 else results[0]
+
+    def predict(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict`. Raises ParameterError if `x` has no batch, or a number is out of its range."""
+        kwargs = by_name(super().predict, x, *args, **kwargs)
+        _check_data("predict", kwargs)
+        self._watch(kwargs)
+        return super().predict(**kwargs)
 
     def train_on_batch(
         self,
@@ -220,6 +232,7 @@ class Resumable(AmongWorkers):
         Raises ParameterError if several workers train together.
         """
         self.refuse_batch_of_workers("train_on_batch")
+        check_sample_weight("sample_weight", sample_weight)
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
             self._trace_again("train", self._class_weights)
@@ -236,6 +249,7 @@ class Resumable(AmongWorkers):
         Raises ParameterError if several workers train together, or another thread runs `fit`.
         """
         self.refuse_batch_of_workers("test_on_batch")
+        check_sample_weight("sample_weight", sample_weight)
         with self._turn("test_on_batch"):
             self._trace_again("test")
             self._reset_before_batch()
@@ -304,10 +318,9 @@ class Resumable(AmongWorkers):
             self.drop_steps_of_workers(f"{kind}_step")
 
     def _watch(self, arguments: dict[str, Any]) -> None:
-        """Adds a `_Watch` to the callbacks in the arguments of `fit` or `evaluate`."""
-        callbacks = arguments.get("callbacks")
-        if not isinstance(callbacks, keras.callbacks.CallbackList):  # `fit` passes its list, which has a `_Watch`
-            arguments["callbacks"] = [_Watch(self), *keras.tree.flatten(callbacks or [])]
+        """Adds a `_Watch` to the callbacks in the arguments of `fit`, `evaluate` or `predict`."""
+        if not called_by_fit(arguments):  # the list of `fit` has a `_Watch`
+            arguments["callbacks"] = [_Watch(self), *keras.tree.flatten(arguments.get("callbacks") or [])]
 
     def _check_was_reset(self) -> None:
         """Raises ParameterError if an overridden `reset_metrics` has not called the one of this class.
@@ -340,12 +353,15 @@ class Resumable(AmongWorkers):
         return tf.cast(tf.reduce_sum(tf.where(tf.range(number) < replica, shares, 0.0)), tf.int32)
 
     def unpacked(self, data: Any) -> tuple[Any, Any, Any]:
-        """`(x, y, sample_weight)` of a batch. Raises ParameterError if it has no `y`."""
+        """`(x, y, sample_weight)` of a batch, with a check of the weights in the graph.
+
+        Raises ParameterError if it has no `y`.
+        """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
             message = f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y"
             raise ParameterError("y", None, f"given with x, {self.takes}, or in a dataset of such pairs", message)
-        return x, y, sample_weight
+        return x, y, None if sample_weight is None else finite_weights(sample_weight, self.loss_dtype)
 
     def weights_in_training(self, labels: Tensor, sample_weight: Any) -> Any:
         """The weights in a training step: `sample_weight`, or the weights of the labels' classes, or `None`.
@@ -586,26 +602,81 @@ class Resumable(AmongWorkers):
 
 
 class _Watch(keras.callbacks.Callback):
-    """Checks what a `Resumable` requires of overridden methods, while `fit` or `evaluate` runs.
+    """Checks the data and overridden methods, while `fit`, `evaluate` or `predict` of a `Resumable` runs.
 
-    Before each batch, it checks that `reset_metrics` has reset the metrics of the library. From the second training
-    batch on, and at the end of an epoch, it checks that the step has used the class weights.
+    At the end of an epoch, an evaluation or a prediction, it checks that there was a batch. Before each batch, it
+    checks that `reset_metrics` has reset the metrics of the library. From the second training batch on, and at the end
+    of an epoch, it checks that the step has used the class weights.
     """
 
     def __init__(self, watched: Resumable) -> None:
         super().__init__()
         self.watched: Any = watched  # not `model`, which Keras sets
+        self.evaluated = "x"  # the argument that has the batches of an evaluation
+        self.epoch = 0
+        self.has_trained = False  # whether the epoch has had a batch
+        self.has_tested = False  # whether the evaluation or prediction has had a batch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.evaluated = "validation_data"
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+        self.has_trained = False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.watched._check_was_reset()
         if batch:
             self.watched._check_class_weights()
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.has_trained = True
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self.has_trained:
+            raise no_batches("x", epoch)
         self.watched._check_class_weights()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.has_tested = False
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.watched._check_was_reset()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.has_tested = True
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if not self.has_tested:
+            raise no_batches(self.evaluated, self.epoch)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.has_tested = True
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        if not self.has_tested:
+            raise no_batches("x")
+
+
+def _check_data(method: str, arguments: dict[str, Any]) -> None:
+    """Checks the weights and the sizes of batches in the arguments of `fit`, `evaluate` or `predict`.
+
+    If `fit` calls `evaluate`, it has checked them.
+
+    Raises:
+        ParameterError: a weight in an array is negative or not finite, or data that are batches already, such as a
+            dataset, have a `batch_size`.
+    """
+    if method == "evaluate" and called_by_fit(arguments):
+        return
+    for data, size in (("x", "batch_size"), ("validation_data", "validation_batch_size")):
+        given = arguments.get(data)
+        if given is not None and not isinstance(given, list | tuple | dict) and not hasattr(given, "shape"):
+            refuse(method, arguments, {size: OWN_BATCHES})
+    check_sample_weight("sample_weight", arguments.get("sample_weight"))
+    validation = arguments.get("validation_data")
+    if isinstance(validation, list | tuple) and len(validation) == 3:
+        check_sample_weight("validation_data[2]", validation[2])
 
 
 def _ones(spec: Any) -> Any:

@@ -1,18 +1,24 @@
-"""Converts `sample_weight` and `class_weight` to weights of labels or of rows."""
+"""Checks `sample_weight` and `class_weight`, and converts them to weights of labels or of rows."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import is_integer, is_number
+from txl_tf.data.text.checked_batches import check_of_weights, check_values
 from txl_tf.errors import ParameterError
+from txl_tf.nn.base import as_array, tensor_error
 
 
 def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:
     """The weights of the classes 0 ... `n_classes - 1`: the value in `class_weight`, or 1. `None` without it.
 
     Raises:
-        ParameterError: `class_weight` is not a dictionary of weights, or has an id that is not a class.
+        ParameterError: `class_weight` is not a dictionary of weights, has an id that is not a class, or a weight is
+            negative or not finite.
     """
     if class_weight is None:
         return None
@@ -25,7 +31,34 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
         if not is_number(weight):
             message = f"class_weight must have numbers as weights, got {weight!r} for {label}"
             raise ParameterError("class_weight", class_weight, "of numbers as weights", message)
-    return tuple(float(class_weight.get(label, 1.0)) for label in range(n_classes))
+    weights = tuple(float(class_weight.get(label, 1.0)) for label in range(n_classes))
+    check_values("class_weight", class_weight, np.array(weights))
+    return weights
+
+
+def check_sample_weight(name: str, sample_weight: Any) -> None:
+    """Raises ParameterError if the argument `name`, an array or `None`, has a weight that is negative or not finite."""
+    if sample_weight is None:
+        return
+    allowed = "numbers [batch] or [batch, labels]"
+    weights = as_array(name, sample_weight, allowed)
+    if weights.dtype.kind not in "biuf":
+        raise tensor_error(name, sample_weight, allowed)
+    check_values(name, sample_weight, weights)
+
+
+def finite_weights(sample_weight: Any, dtype: str) -> tf.Tensor:
+    """The weights of a batch in a step, in the dtype.
+
+    If a weight is negative or not finite, it raises a ParameterError; in a graph, running the graph raises an
+    InvalidArgumentError. Under XLA, nothing is checked.
+    """
+    weights = tf.cast(sample_weight, dtype)
+    if tf.executing_eagerly():
+        check_sample_weight("sample_weight", weights)
+        return weights
+    with tf.control_dependencies([tf.debugging.Assert(*check_of_weights(weights))]):
+        return tf.identity(weights)
 
 
 def checked_weights(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:

@@ -205,8 +205,9 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     Training: `fit`, `evaluate` and the other methods of Keras take arrays or datasets:
         x, y: a source, and a target with its start and its end. Or `(source, target_in)` and `target_out`, of the same
             shape: the target without its end, and without its start.
-        sample_weight: `[batch]` or `[batch, labels]`. The loss is the sum over labels of weight times nll, divided by
-            the sum of the weights of all replicas. The accuracy is weighted in the same way. Padding has no weight.
+        sample_weight: `[batch]` or `[batch, labels]`, finite and not negative. The loss is the sum over labels of
+            weight times nll, divided by the sum of the weights of all replicas. The accuracy is weighted in the same
+            way. Padding has no weight.
         class_weight: `{id of a label: weight}`, 1 for the others, in training only.
 
     Raises:

@@ -289,16 +289,21 @@ def _weights_for(labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, list
     rank = tf.size(weights_shape)
     shape = tf.shape(labels)
     fit = ((rank == 1) | (rank == 2)) & (rows == shape[0]) & ((columns == 1) | (columns == shape[1]))
-    flat: Any = tf.pad(tf.reshape(weights, [-1]), [[0, 1]])  # the added 0 is valid: `argmax` fails without elements
-    wrong = ~(tf.math.is_finite(flat) & (flat >= 0))
-    first_wrong = flat[tf.argmax(tf.cast(wrong, tf.int32))]
     checks = [
         (fit, ["weights must be [batch] or [batch, tgt_len],", shape[0], "x", shape[1], "but are", weights_shape]),
-        (~tf.reduce_any(wrong), [f"weights must be {_WEIGHTS}, found", first_wrong]),
+        check_of_weights(weights),
     ]
     # Without this dependency, a wrong shape could fail in these operations first, with TensorFlow's message.
     with tf.control_dependencies([tf.debugging.Assert(*checks[0])]):
         return tf.broadcast_to(tf.reshape(weights, [rows, columns]), shape), checks
+
+
+def check_of_weights(weights: tf.Tensor) -> tuple[tf.Tensor, list]:
+    """The arguments of `tf.debugging.Assert` for float weights: none is negative or not finite."""
+    flat: Any = tf.pad(tf.reshape(weights, [-1]), [[0, 1]])  # the added 0 is valid: `argmax` fails without elements
+    wrong = ~(tf.math.is_finite(flat) & (flat >= 0))
+    first_wrong = flat[tf.argmax(tf.cast(wrong, tf.float32))]  # a GPU has no argmax of int32
+    return ~tf.reduce_any(wrong), [f"weights must be {_WEIGHTS}, found", first_wrong]
 
 
 # ------------------------------------------------------------------------------- the forms in which a batch is returned
@@ -438,12 +443,20 @@ def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
     if sample_weight is not None:
         weights = as_array("sample_weight", sample_weight, "numbers [batch] or [batch, tgt_len]")
         check_weights_fit(weights, labels)
-        weights = weights.astype(np.float32)
-        wrong = ~(np.isfinite(weights) & (weights >= 0))
-        if wrong.any():
-            message = f"sample_weight must be {_WEIGHTS}, found {weights[wrong][0]}"
-            raise ParameterError("sample_weight", sample_weight, _WEIGHTS, message)
+        check_values("sample_weight", sample_weight, weights.astype(np.float32))
     return weights_of_labels(sample_weight, tf.constant(labels)).numpy()
+
+
+def check_values(name: str, value: Any, weights: np.ndarray) -> None:
+    """Raises ParameterError if a weight is negative or not finite.
+
+    Args:
+        name, value: the argument that has the weights.
+        weights: the weights as numbers.
+    """
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        raise ParameterError(name, value, _WEIGHTS, f"{name} must be {_WEIGHTS}, found {weights[wrong][0]}")
 
 
 def check_weights_fit(sample_weight: Any, labels: Any) -> None:
