@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_round_trips, raises_naming, raises_parameter
+from helpers import assert_round_trips, mentions, raises_naming, raises_parameter
 
 from txl_tf.taggers import crf
 
@@ -210,3 +210,15 @@ def test_tags_of_elements_must_be_ids():
         layer.nll(emissions, tags)
     with raises_naming(tf.errors.InvalidArgumentError, "tags", 0, 3):
         tf.function(layer.nll)(emissions, tags)
+
+
+def test_masks_and_tags_of_another_length_have_a_name_in_a_graph():
+    layer = crf.CRF(n_tag=3)
+    specs = tf.TensorSpec([2, None, 3]), tf.TensorSpec([2, None], tf.int32), tf.TensorSpec([2, None], tf.bool)
+    call = tf.function(layer.nll).get_concrete_function(*specs)
+    emissions, tags, mask = tf.zeros([2, 4, 3]), tf.zeros([2, 4], tf.int32), tf.fill([2, 4], True)
+    np.testing.assert_allclose(call(emissions, tags, mask), [4 * np.log(3)] * 2, rtol=1e-6)
+    for name, tensors in (("mask", (emissions, tags, mask[:, :1])), ("tags", (emissions, tags[:, :1], mask))):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            call(*tensors)
+        assert mentions(str(caught.value).replace("] [", " "), name, 4, 1)

@@ -22,6 +22,7 @@ from helpers import (
     SMALL,
     eagerly,
     log_rows,
+    mentions,
     raises_naming,
     raises_parameter,
     randomise,
@@ -48,7 +49,7 @@ from txl_tf.language.session import Session
 from txl_tf.language.window import window_start
 from txl_tf.layers import MultiHeadAttn, Positions, register_positions
 from txl_tf.nn import parts
-from txl_tf.nn.position_schemes import Alibi, Relative, Rotary, Sinusoids, alibi_slopes
+from txl_tf.nn.position_schemes import Alibi, Learned, Relative, Rotary, Sinusoids, alibi_slopes
 from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.transformer_xl import inference, ring
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute
@@ -793,6 +794,70 @@ def test_a_segment_that_is_longer_than_what_is_learned_is_refused(eager):
         with pytest.raises(txl_tf.ParameterError) as caught:
             call()
         assert caught.value.name == "tokens" and caught.value.value == 8
+
+
+def test_such_a_segment_is_refused_after_segments_of_other_lengths():
+    """A graph that has seen several lengths knows none of them."""
+    lm, text = make("learned", context_len=6), words(2, 9)
+    lm.compile("sgd")
+    calls = (
+        lambda x: lm.score(x, x),
+        lambda x: lm.score(x, x, lengths=[3, 2]),
+        lambda x: lm.log_probs(x),
+        lambda x: lm.alternatives(x, 2),
+        lambda x: lm.attention(x),
+        lambda x: lm.train_on_batch(x, x),
+        lambda x: lm.test_on_batch(x, x),
+    )
+    for call in calls:
+        for n in (4, 6):
+            call(text[:, :n])
+        with raises_parameter("tokens", 8, limit="context_len=6"):
+            call(text[:, :8])
+
+    def segments():
+        for n in (4, 6, 8):
+            yield text[:, :n], text[:, 1 : n + 1]
+
+    dataset = tf.data.Dataset.from_generator(segments, output_signature=(tf.TensorSpec([2, None], tf.int32),) * 2)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        lm.fit(dataset, verbose=0)
+    assert mentions(str(caught.value), "context_len=6", 8) and "node" not in str(caught.value)
+
+
+def test_masks_and_memories_of_a_wrong_length_have_a_name_in_a_graph():
+    """A mask of one column would broadcast to all tokens."""
+    network, text = make("alibi").network, words(2, 6)
+    specs = tf.TensorSpec([2, None], tf.int32), tf.TensorSpec([2, None], tf.bool), tf.TensorSpec([2, None, 8])
+
+    def called(tokens, mask, mem):
+        return network(tokens, [mem] * network.n_layer, padding_mask=mask)[0]
+
+    call = tf.function(called).get_concrete_function(*specs)
+    mask, mem = np.arange(6) < [[6], [3]], np.zeros([2, 5, 8], np.float32)
+    expected = called(tf.constant(text), tf.constant(mask), tf.constant(mem))
+    np.testing.assert_allclose(call(*map(tf.constant, (text, mask, mem))), expected, rtol=1e-5, atol=1e-6)
+    for tensors, facts in (((text, mask[:, :1], mem), ("padding_mask", 6, 1)), ((text, mask, mem[:, 1:]), ("mems", 4))):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            call(*map(tf.constant, tensors))
+        assert mentions(str(caught.value), *facts)
+    lm = make("alibi")
+    for n in (3, 4, 5):
+        lm.score(text[:, :n], text[:, :n], lengths=[n, 1])
+    with raises_parameter("mems", limit="mem_len=5"):
+        lm.score(text, text, [mem[:, 1:]] * lm.network.n_layer, lengths=[6, 3])
+
+
+def test_an_own_table_of_positions_may_be_longer(monkeypatch):
+    class Repeated(Learned):
+        def table(self, network, length, zero=0):
+            table = tf.convert_to_tensor(network.pos_table)
+            return tf.gather(table, tf.range(length) % network.context_len)[None]
+
+    monkeypatch.setitem(SCHEMES_BY_NAME, "repeated", Repeated)
+    monkeypatch.setattr(Repeated, "known_as", "repeated")
+    lm, text = make("repeated", mem_len=0, context_len=4), words(2, 9)
+    assert np.all(lm.score(text[:, :8], text[:, 1:])[0] > 0)
 
 
 @pytest.mark.parametrize("positions", [name for name in SCHEMES if name != "relative"])

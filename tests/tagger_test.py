@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, assert_regularized, raises_naming, raises_parameter, randomise, spread_emissions
+from helpers import SMALL, assert_regularized, mentions, raises_naming, raises_parameter, randomise, spread_emissions
 
 import txl_tf
 from txl_tf.data.tagged.tags import allowed_transitions, broken_at, prf, spans_of
@@ -861,6 +861,31 @@ def test_regularizers_of_the_network_are_trained_for():
         return before, network.layers[-1].kernel.numpy()
 
     assert_regularized(kernel_after_a_step, atol=1e-6)
+
+
+def test_tags_of_another_length_have_a_name_once_lengths_are_unknown():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS, pos_embed="fix", max_seq_len=6), LABELS)
+    tagger.compile("sgd")
+    inputs = {"chars": ids([5, 4])}
+    for n in (4, 3):
+        tagger.evaluate({"chars": ids([n, n])}, np.zeros([2, n], int), verbose=0)
+    for n in (1, 6):
+        for method in (tagger.fit, tagger.evaluate):
+            with raises_parameter("tags", limit="time=5"):
+                method(inputs, np.zeros([2, n], int), verbose=0)
+
+    def pairs(lengths):
+        for n, n_tags in lengths:
+            yield {"chars": np.full(n, 3, np.int32)}, np.zeros(n_tags, np.int32)
+
+    spec = tf.TensorSpec([None], tf.int32)
+    for lengths, facts in (([(4, 4), (5, 6)], ("tags", 5, 6)), ([(4, 4), (7, 7)], ("max_seq_len=6", 7))):
+        dataset = tf.data.Dataset.from_generator(
+            lambda lengths=lengths: pairs(lengths), output_signature=({"chars": spec}, spec)
+        )
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            tagger.fit(dataset.padded_batch(1), verbose=0)
+        assert mentions(str(caught.value), *facts) and "node" not in str(caught.value)
 
 
 def test_numbers_may_be_the_mask_of_a_dictionary():

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ANY, assert_regularized, raises_parameter, randomise
+from helpers import ANY, assert_regularized, mentions, raises_parameter, randomise
 
 import txl_tf
 from txl_tf.errors import ParameterError
@@ -318,6 +318,76 @@ def test_bad_batches_are_one_clear_error(stepping):
         stepping.model.train_on_batch(source, TARGETS[:, :1])
     with pytest.raises(tf.errors.InvalidArgumentError):  # not wrapped to what int32 holds
         stepping.model.test_on_batch((source, TARGETS), TARGETS.astype("int64") + 2**32)
+
+
+def test_arrays_of_a_wrong_length_have_a_name_after_other_lengths():
+    """A graph that has seen several lengths knows none of them."""
+    model = make(num_layers=1, max_len=7)
+    model.compile("sgd")
+    long = np.full([4, 8], 3)
+    for width in (4, 3):
+        source, target = pairs(source=width, target=width)
+        model.evaluate(source, target, verbose=0)
+        model.predict((source, target), verbose=0)
+    for method in (model.evaluate, model.fit):
+        for x, y, name, limit in (
+            (source, target[:, :1], "y", "a start and what follows it"),
+            (long, target, "x", "max_len=7"),
+            (source, np.full([4, 9], 3), "y", "max_len=7 + 1"),
+            ((long, target), target, "x[0]", "max_len=7"),
+            ((source, target), target[:, 1:], "y", "target=3"),
+        ):
+            with raises_parameter(name, limit=limit):
+                method(x, y, verbose=0)
+    before = [weight.numpy() for weight in model.weights]
+    with raises_parameter("y"):
+        model.fit(source, target, validation_data=(source, target[:, :1]), verbose=0)
+    for weight, expected in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
+    with raises_parameter("x[1]", 8, limit="max_len=7"):
+        model.predict((source, long), verbose=0)
+    assert model.evaluate(long[:, :7], long, verbose=0)[0] > 0  # 7 tokens to read, and one label more
+
+
+@pytest.mark.parametrize(
+    "max_len, batches, facts",
+    [
+        (7, [(4, 5), (8, 5)], ("max_len=7", 8)),
+        (1, [(1, 2), (3, 2)], ("max_len=1", 3)),  # one position would broadcast to all tokens
+        (7, [(4, 5), (3, 1)], ("y", "a start")),  # no label would be a loss of 0
+        (7, [(4, 5), (3, 9)], ("max_len=7", 8)),
+        (7, [(4, (1, 1)), (4, (1, 3))], ("y", "x[1]", 1, 3)),
+    ],
+    ids=str,
+)
+def test_a_wrong_length_in_a_dataset_of_unknown_lengths_has_a_name(max_len, batches, facts):
+    model = make(num_layers=1, max_len=max_len)
+    model.compile("sgd")
+    ids = tf.TensorSpec([None], tf.int32)
+    shifted = isinstance(batches[0][1], tuple)
+
+    def read():
+        for source, target in batches:
+            source, *targets = (np.full(n, 3, np.int32) for n in (source, *np.ravel(target)))
+            yield ((source, targets[0]), targets[1]) if shifted else (source, *targets)
+
+    signature = ((ids, ids), ids) if shifted else (ids, ids)
+    dataset = tf.data.Dataset.from_generator(read, output_signature=signature).padded_batch(1)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        model.fit(dataset, verbose=0)
+    assert mentions(str(caught.value), *facts) and "node" not in str(caught.value)
+
+
+def test_positions_beyond_the_table_have_a_name_in_a_graph():
+    layer = txl_tf.layers.PositionalEncoding(d_model=4, max_len=3)
+    call = tf.function(lambda x, first: layer(x, first=first), reduce_retracing=True)
+    spec = tf.TensorSpec([1, None, 4])
+    call = call.get_concrete_function(spec, tf.TensorSpec([], tf.int32))
+    np.testing.assert_allclose(call(tf.zeros([1, 2, 4]), tf.constant(1)), layer(tf.zeros([1, 2, 4]), first=1))
+    for length, first, facts in ((4, 0, ("x", "max_len=3", 4)), (2, 2, ("first", "max_len=3", 4))):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            call(tf.zeros([1, length, 4]), tf.constant(first))
+        assert mentions(str(caught.value), *facts)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import tensorflow as tf
 from txl_tf.calls import bind_call
 from txl_tf.config.checks import RATE, at_least, is_integer
 from txl_tf.errors import CallError, ParameterError, brief
-from txl_tf.kernels.shapes import Tensor
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import AttentionRecord, watching
 from txl_tf.nn.arguments import arguments_of
 from txl_tf.nn.bases import MixedIntoLayer
@@ -507,6 +507,59 @@ def check_length(name: str, length: Any, least: int = 0) -> None:
     is_tensor = hasattr(length, "shape") and hasattr(length, "dtype")
     if not is_tensor or tf.TensorShape(length.shape).rank or not tf.as_dtype(length.dtype).is_integer:
         raise tensor_error(name, length, "an integer, or an integer scalar tensor")
+
+
+def checked_length(name: str, length: Size, most: int, allowed: str, message: str = "") -> Size:
+    """`length` of the argument `name`, which must be at most `most`.
+
+    A length that is known when a graph is traced is checked then. Any other is checked when the graph runs: wait for
+    the result, so that no other operation can fail first. XLA drops this check.
+
+    Args:
+        name, length, most: see above.
+        allowed: the limit, for the error.
+        message: the error without the length that was found; by default, `name` must be `allowed`.
+
+    Raises:
+        ParameterError: the length is greater. If the graph checks it, it raises an InvalidArgumentError.
+    """
+    message = message or f"{name} must be {allowed}"
+    if isinstance(length, int):
+        if length > most:
+            raise ParameterError(name, length, allowed, f"{message}, got {length}")
+        return length
+    with tf.control_dependencies([tf.debugging.Assert(length <= most, [f"{message}, got", length])]):
+        return tf.identity(length)
+
+
+def checked_sizes(**tensors: tuple[Any, str]) -> list[Any]:
+    """The tensors, with checks of the sizes that `check_tensors` could not know when a graph was traced.
+
+    A size that two tensors share is checked when the graph runs. If only the first dimension is unknown, nothing is
+    checked, and the graph gets no operations. XLA drops the checks.
+
+    Args:
+        **tensors: for each argument, `(tensor, "batch length")`: the names of its first dimensions. A tensor of unknown
+            rank is not checked.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the graph raises it if two sizes of the same name differ.
+    """
+    values = [tensor for tensor, _ in tensors.values()]
+    shapes = [tf.TensorShape(tensor.shape) for tensor in values]
+    if all(None not in shape[1:] for shape in shapes if shape.rank is not None):
+        return values
+    first: dict[str, tuple[str, Any]] = {}  # for every dimension, the first argument that has it, and its size
+    checks = []
+    for (name, (tensor, dims)), shape in zip(tensors.items(), shapes, strict=True):
+        sizes = () if shape.rank is None else shape_of(tensor)
+        for dim, size in zip(dims.split(), sizes, strict=False):
+            other, expected = first.setdefault(dim, (name, size))
+            if other != name and not (isinstance(size, int) and isinstance(expected, int)):
+                text = [f"{name} must have the {dim} of {other},", expected, "but has", size]
+                checks.append(tf.debugging.Assert(tf.equal(size, expected), text))
+    with tf.control_dependencies(checks):
+        return [tf.identity(tensor) for tensor in values]
 
 
 def check_heads(width_name: str, width: Any, heads_name: str, heads: Any) -> None:

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.nn.base import dense_error, described, shown, tensor_error
+from txl_tf.nn.base import checked_sizes, dense_error, described, shown, tensor_error
 
 _MASK = "a mask of bool or of numbers 0 and 1"
 SWAP_BATCH_AND_HEADS = [1, 0, 2, 3]  # [batch, heads, queries, keys], the layout of callers, <-> [heads, batch, ...]
@@ -96,7 +96,7 @@ def as_bool_like(name: str, mask: Any, tokens: Tensor) -> Any:
     mask = as_bool(name, mask)
     if not mask.shape.is_compatible_with(tokens.shape[:2]):
         raise tensor_error(name, mask, f"bool and of the shape of tokens, {list(tokens.shape[:2])}")
-    return mask
+    return checked_sizes(**{"tokens": (tokens, "batch tgt_len"), name: (mask, "batch tgt_len")})[1]
 
 
 def as_mask(name: str, mask: Any) -> Any:

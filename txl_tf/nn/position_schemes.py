@@ -30,6 +30,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.nn.base import checked_length
 from txl_tf.nn.ops import own_initializer
 from txl_tf.nn.positions import inverse_frequencies, positional_embedding, relative_positions
 
@@ -310,6 +311,12 @@ class Learned(Sinusoids):
 
     known_as = "learned"
 
+    @staticmethod
+    def checked_segment(network: Any, length: Size) -> Size:
+        """`checked_length` of the tokens of a segment: at most `context_len`."""
+        allowed = f"at most context_len={network.context_len} tokens, the number of learned positions"
+        return checked_length("tokens", length, network.context_len, allowed, f"a segment must have {allowed}")
+
     def make_weights(self, owner: Any) -> None:
         """Makes the learned table, as `pos_table` of the owner."""
         owner.add_table("pos_table", [owner.context_len, owner.d_model], own_initializer(owner.initializer))
@@ -317,12 +324,11 @@ class Learned(Sinusoids):
     def table(self, network: Any, length: Size, zero: Size = 0) -> Any:
         """The first `length` rows of the learned table, `[1, length, E]`.
 
-        Raises ParameterError if there are fewer. A `length` that is a tensor is not checked. `zero` is not used.
-        It keeps XLA from writing a computed table into its program, see `unknown_zero`, and this table is a weight.
+        Raises ParameterError if there are fewer. If `length` is a tensor, the graph checks it, see `checked_length`.
+        `zero` is not used. It keeps XLA from writing a computed table into its program, see `unknown_zero`, and this
+        table is a weight.
         """
-        if isinstance(length, int) and length > network.context_len:
-            allowed = f"at most context_len={network.context_len} tokens, the number of learned positions"
-            raise ParameterError("tokens", length, allowed, f"a segment must have {allowed}, got {length}")
+        length = self.checked_segment(network, length)
         return at_least_float32(tf.convert_to_tensor(network.pos_table)[None, :length])
 
 

@@ -24,7 +24,7 @@ from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_width, tensor_error
+from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_width, checked_sizes, tensor_error
 from txl_tf.nn.masks import as_bool, mask_of_call
 from txl_tf.nn.settings import remember_graph
 
@@ -358,6 +358,9 @@ class CRF(Layer):
         mask = mask_of_call(emissions, mask)
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
+        if mask is not None:
+            given = {"emissions": emissions, "mask": mask, **({} if tags is None else {"tags": tags})}
+            _, mask, *_ = checked_sizes(**{name: (x, "batch time") for name, x in given.items()})
         if emissions.shape[1] == 0:
             raise tensor_error("emissions", emissions, "float [batch, time, n_tag] of time 1 or more")
         return _bool_mask(emissions, mask)

@@ -30,7 +30,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import CheckedCalls, Dropping, KerasHabits, as_ids, check_tensors
+from txl_tf.nn.base import CheckedCalls, Dropping, KerasHabits, as_ids, check_tensors, checked_sizes
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.taggers.crf import CRF
@@ -307,12 +307,20 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and the tags as int32.
 
-        Raises ParameterError if the tags are known to have another shape than the mask.
+        Raises ParameterError if the tags are known to have another shape than the mask. If the lengths are not known,
+        the graph checks them when it runs.
         """
         emissions, mask = self.emissions(inputs, **options)
         tags = as_ids("tags", tags)
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
+        mask, tags = checked_sizes(inputs=(mask, "batch time"), tags=(tags, "batch time"))
         return emissions, mask, tags
+
+    def check_shapes(self, x: Any, y: Any = None) -> None:
+        """Raises ParameterError unless the tags `y`, if there are any, have the length of the inputs `x`."""
+        mask = self._mask_of(keras.tree.map_structure(lambda array: array[:1], x))
+        if y is not None:
+            check_tensors({"time": mask.shape[1]}, tags=(y, "number batch time"))
 
     def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and float `[B]`. See `CRF.decode`."""

@@ -17,7 +17,7 @@ from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes
-from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, shown, watch_layers
+from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, checked_length, checked_sizes, shown, watch_layers
 from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
@@ -115,10 +115,9 @@ class SentenceNetwork(Layer):
             allowed = f"a dictionary with {', '.join(names)}"
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
         ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}
-        sizes: dict[str, Any] = {}
-        for name, ids in ids_of.items():
-            check_tensors(sizes, **{f"inputs[{name!r}]": (ids, f"int {self.input_dims[name]}")})
-        return ids_of
+        named = {f"inputs[{name!r}]": (ids, self.input_dims[name]) for name, ids in ids_of.items()}
+        check_tensors({}, **{name: (ids, f"int {dims}") for name, (ids, dims) in named.items()})
+        return dict(zip(names, checked_sizes(**named), strict=True))
 
     def embed_tokens(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None]) -> Tensor:
         """The concatenated embeddings of tokens and bigrams: `[batch, length, token_width]`.
@@ -252,7 +251,8 @@ class Tener(AttendingNetwork):
 
         Positions count only characters. So padding before a character does not change its position.
 
-        Raises ParameterError if rows are longer than the table of learned positions, and their length is static.
+        Raises ParameterError if rows are longer than the table of learned positions. A length that is not static is
+        checked when the graph runs, see `checked_length`.
         """
         length = shape_of(mask)[1]
         is_element = tf.cast(mask, tf.int32)
@@ -261,9 +261,9 @@ class Tener(AttendingNetwork):
             positions = tf.range(0.0, length + 1, dtype=dtype)
             table = positional_embedding(positions, tensor2tensor_frequencies(self.d_model, dtype))[0]
         else:
-            if isinstance(length, int) and length > self.max_seq_len:
-                allowed = f"at most max_seq_len={self.max_seq_len} long"
-                raise ParameterError("inputs", mask, allowed, f"inputs must be {allowed}, got {length}")
+            length = checked_length("inputs", length, self.max_seq_len, f"at most max_seq_len={self.max_seq_len} long")
+            if not isinstance(length, int):
+                is_element = is_element[:, :length]  # waits for the check
             table = at_least_float32(self.pos_table)
         return tf.gather(table, tf.cumsum(is_element, 1)) * tf.cast(is_element, table.dtype)[..., None]
 

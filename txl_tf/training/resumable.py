@@ -173,6 +173,9 @@ class Resumable(AmongWorkers):
         _check_data("fit", kwargs)
         self.build_optimizer()
         with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
+            self._check_arrays("train_step", kwargs.get("x"), kwargs.get("y"))
+            if isinstance(kwargs.get("validation_data"), tuple):
+                self._check_arrays("test_step", *kwargs["validation_data"][:2])
             self._trace_again("train", self._class_weights)
             self._watch(kwargs)
             if self.several_workers:
@@ -200,6 +203,7 @@ class Resumable(AmongWorkers):
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         _check_data("evaluate", kwargs)
         with self._turn("evaluate"), plain_messages():
+            self._check_arrays("test_step", kwargs.get("x"), kwargs.get("y"))
             self._trace_again("test")
             self._watch(kwargs)
             if not self.several_workers:
@@ -235,6 +239,7 @@ class Resumable(AmongWorkers):
         check_sample_weight("sample_weight", sample_weight)
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
+            self._check_arrays("train_step", x, y)
             self._trace_again("train", self._class_weights)
             self._reset_before_batch()
             logs = scalars_as_floats(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
@@ -251,9 +256,36 @@ class Resumable(AmongWorkers):
         self.refuse_batch_of_workers("test_on_batch")
         check_sample_weight("sample_weight", sample_weight)
         with self._turn("test_on_batch"):
+            self._check_arrays("test_step", x, y)
             self._trace_again("test")
             self._reset_before_batch()
             return scalars_as_floats(super().test_on_batch(x, y, sample_weight, return_dict))
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """The results of the call for all rows of `x`, or of an overridden `predict_step`; see `keras.Model.predict`.
+
+        Raises:
+            ParameterError: an array has another shape. An error in a batch of a dataset is an InvalidArgumentError.
+        """
+        self._check_arrays("predict_step", x)
+        with plain_messages():
+            return super().predict(x, *args, **kwargs)
+
+    def _check_arrays(self, step: str, x: Any, y: Any = None) -> None:
+        """Calls `check_shapes` if `x` and `y` are arrays and the `step` is not a user's.
+
+        The graph of a step raises the same errors when it is traced. But after batches of several lengths, it is not
+        traced again for other lengths.
+        """
+        arrays = [array for array in keras.tree.flatten((x, y)) if array is not None]
+        if not is_overridden(self, step) and all(isinstance(array, np.ndarray | tf.Tensor) for array in arrays):
+            self.check_shapes(x, y)
+
+    def check_shapes(self, x: Any, y: Any = None) -> None:
+        """Raises ParameterError if arrays have shapes that no step accepts. `y` may be `None`.
+
+        A subclass may override it.
+        """
 
     def _reset_before_batch(self) -> None:
         """Resets the metrics, so that the logs of one batch are of that batch alone. Keras does so from 3.15 on.

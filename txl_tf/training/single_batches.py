@@ -96,6 +96,7 @@ class SingleBatches:
         """
         batch = check_batch(x, y, self.network.n_token, sample_weight, self.static_shapes)
         rows, tgt_len = batch[0].shape
+        self.network.check_segment(tgt_len)
         tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another length
         batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # no dataset: `function` gets the one batch
         before = self._loop_states[method]

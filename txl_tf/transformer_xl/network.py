@@ -35,7 +35,7 @@ from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
-from txl_tf.nn.position_schemes import Relative, checked_scheme
+from txl_tf.nn.position_schemes import Learned, Relative, checked_scheme
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.transformer_xl.absolute_layer import TransformerLMLayer
@@ -523,14 +523,22 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         # Convert them to tensors, because `gradients.recompute` does not accept variables.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
+    def check_segment(self, length: int | None) -> None:
+        """Raises ParameterError if a segment of a known length is longer than the library's table of positions."""
+        of_library = type(self).positions is TransformerXL.positions and isinstance(self.scheme, Learned)
+        if of_library and length is not None and not self.scheme.overrides("enter", "table", base=Learned):
+            self.scheme.checked_segment(self, length)
+
     def memory_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:
         """Returns the memory of a call as a list with one tensor per layer, in the compute dtype.
 
         If `mems` is `None`, it is `initial_mems`.
 
         Raises:
-            ParameterError: `mems` is not a memory of the network's layers.
+            ParameterError: `mems` is not a memory of the network's layers, or there are too many tokens, see
+                `check_segment`. A graph that was traced for unknown lengths could only check them when it runs.
         """
+        self.check_segment(tokens.shape[1])
         if mems is None:
             return self.initial_mems(shape_of(tokens)[0])
         memories: Any = mems
@@ -551,10 +559,14 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
     def check_padding(self, padding_mask: Any, tokens: Tensor, mem: Tensor) -> Any:
         """`padding_mask` as bool. Raises ParameterError if it does not fit tokens and memory."""
         padding_mask = as_bool_like("padding_mask", padding_mask, tokens)
-        if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
-            allowed = f"memories of mem_len={self.mem_len} positions or more, as initial_mems makes them"
-            message = f"with a padding_mask, mems must be {allowed}, got {shown(mem)}"
-            raise ParameterError("mems", mem, allowed, message)
+        allowed = f"memories of mem_len={self.mem_len} positions or more, as initial_mems makes them"
+        message = f"with a padding_mask, mems must be {allowed}, got"
+        length = shape_of(mem)[1]
+        if not isinstance(length, int):  # the graph checks it when it runs
+            with tf.control_dependencies([tf.debugging.Assert(length >= self.mem_len, [message, length])]):
+                return tf.identity(padding_mask)
+        if length < self.mem_len:
+            raise ParameterError("mems", mem, allowed, f"{message} {shown(mem)}")
         return padding_mask
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:

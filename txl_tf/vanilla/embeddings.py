@@ -17,7 +17,7 @@ from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors
+from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, checked_length
 from txl_tf.nn.positions import positional_encoding
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.nn.tied import Shared, Tied
@@ -162,8 +162,9 @@ class PositionalEncoding(Layer):
         A tensor like `x`.
 
     Raises:
-        ParameterError: an argument is out of its range, or positions of `x` are beyond the table. In a graph, positions
-            are checked only as far as the length of `x` and `first` are static.
+        ParameterError: an argument is out of its range, or positions of `x` are beyond the table. If a graph does not
+            know the length of `x` or `first`, it raises an InvalidArgumentError when it runs; under XLA, it does not
+            check them.
     """
 
     free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
@@ -215,15 +216,16 @@ class PositionalEncoding(Layer):
 
     def call(self, x: Tensor, first: Size = 0, training: bool | None = None, dropout_key: Tensor | None = None) -> Any:
         check_tensors({"d_model": self.d_model}, x=(x, "float batch length d_model"))
-        length = shape_of(x)[1]
+        allowed = f"at most max_len={self.max_len} long"
+        length = checked_length("x", shape_of(x)[1], self.max_len, allowed)
         known = tf.get_static_value(first)
-        if isinstance(length, int) and length > self.max_len:
-            allowed = f"at most max_len={self.max_len} long"
-            raise ParameterError("x", x, allowed, f"x must be {allowed}, got {length}")
         if isinstance(length, int) and known is not None and not 0 <= known <= self.max_len - length:
             allowed = f"from 0 to {self.max_len - length} for x of length {length}"
             raise ParameterError("first", int(known), allowed)
-        positions = tf.cast(tf.convert_to_tensor(self.pe)[:, first : first + length], x.dtype)
+        end = first + length
+        if known is None or (known and not isinstance(length, int)):
+            end = checked_length("x", end, self.max_len, allowed, f"first plus the length of x must be {allowed}")
+        positions = tf.cast(tf.convert_to_tensor(self.pe)[:, first:end], x.dtype)
         return dropout(x + positions, self.rate, self.key_of_call(x, training, dropout_key))
 
 

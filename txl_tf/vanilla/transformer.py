@@ -37,6 +37,8 @@ from txl_tf.nn.base import (
     NotCacheable,
     as_ids,
     check_tensors,
+    checked_length,
+    checked_sizes,
     shown,
     tensor_error,
 )
@@ -52,6 +54,8 @@ from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_p
 
 # `{kind of attention: the name of its weights in Transformer.forward}`, where {} is the number of the layer
 ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
+
+_FULL_TARGET = "int [batch, target] of a start and what follows it"  # what `y` must be without `target_in`, for errors
 
 
 class _Stack(Layer):
@@ -421,13 +425,16 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         y = as_ids("y", y)
         if isinstance(x, (tuple, list)):
             source, target = self.checked(x)
-            check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
+            self.check_shapes((source, target), y)
+            target, y = checked_sizes(**{"x[1]": (target, "batch target"), "y": (y, "batch target")})
             labels = y
             full_target = tf.concat([target[:, :1], y], 1)
         else:
-            check_tensors({}, y=(y, "int batch target"))
-            if y.shape[1] == 1:
-                raise tensor_error("y", y, "int [batch, target] of a start and what follows it")
+            self.check_shapes(x, y)
+            if y.shape[1] is None:
+                has_labels = tf.debugging.Assert(tf.shape(y)[1] > 1, [f"y must be {_FULL_TARGET}, got", tf.shape(y)])
+                with tf.control_dependencies([has_labels]):
+                    y = tf.identity(y)
             source = x
             full_target = y
             target = y[:, :-1]
@@ -441,6 +448,24 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
                 sample_weight = tf.gather(sample_weight, tf.maximum(order[:, 1:] - 1, 0), batch_dims=1)
         target = tf.where(is_shifted, packed[:, :-1], target)
         return (source, target), packed[:, 1:], sample_weight
+
+    def check_shapes(self, x: Any, y: Any = None) -> None:
+        """Raises ParameterError if known lengths of `x` and `y` of a batch do not fit the model, or one another."""
+        read: dict[str, tuple[Any, int]] = {}  # `{name: (ids, how many of them the model does not read)}`
+        if isinstance(x, (tuple, list)):
+            read = {f"x[{i}]": (ids, 0) for i, ids in enumerate(x)}
+            if y is not None and len(x) == 2:
+                check_tensors({}, **{"x[1]": (x[1], "number batch target"), "y": (y, "number batch target")})
+        elif y is not None:
+            check_tensors({}, y=(y, "number batch target"))
+            if y.shape[1] in (0, 1):
+                raise tensor_error("y", y, _FULL_TARGET)
+            read = {"x": (x, 0), "y": (y, 1)}  # the decoder reads `y` without its end
+        for name, (ids, extra) in read.items():
+            shape = tf.TensorShape(ids.shape)
+            if shape.rank == 2 and shape[1] is not None:
+                allowed = f"at most max_len={self.max_len}{' + 1' if extra else ''} long"
+                checked_length(name, shape[1], self.max_len + extra, allowed)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step of training on one replica's share of a batch. Returns the metrics so far, over all replicas."""
