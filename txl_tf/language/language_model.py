@@ -221,8 +221,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         self._check_in_vocabulary("tokens", tokens)
         self._check_in_vocabulary("labels", labels)
         mems = self.network.memory_of_call(tokens, mems)
-        if padding:
-            self.network.check_padding(**padding, tokens=tokens, mem=mems[0])
+        if padding_mask is not None:
+            self.network.check_padding(padding_mask, tokens=tokens, mem=mems[0])
         if done is not None:
             done = as_bool_like("done", done, tokens)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:

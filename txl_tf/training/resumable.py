@@ -217,11 +217,18 @@ class Resumable(AmongWorkers):
         return results if len(results) > 1 else results[0]
 
     def predict(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.predict`. Raises ParameterError if `x` has no batch, or a number is out of its range."""
+        """The results of the call for all rows of `x`, or of an overridden `predict_step`; see `keras.Model.predict`.
+
+        Raises:
+            ParameterError: `x` has no batch or another shape, or a number is out of its range. An error in a batch of a
+                dataset is an InvalidArgumentError.
+        """
         kwargs = by_name(super().predict, x, *args, **kwargs)
         _check_data("predict", kwargs)
+        self._check_arrays("predict_step", kwargs.get("x"))
         self._watch(kwargs)
-        return super().predict(**kwargs)
+        with plain_messages():
+            return super().predict(**kwargs)
 
     def train_on_batch(
         self,
@@ -260,16 +267,6 @@ class Resumable(AmongWorkers):
             self._trace_again("test")
             self._reset_before_batch()
             return scalars_as_floats(super().test_on_batch(x, y, sample_weight, return_dict))
-
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """The results of the call for all rows of `x`, or of an overridden `predict_step`; see `keras.Model.predict`.
-
-        Raises:
-            ParameterError: an array has another shape. An error in a batch of a dataset is an InvalidArgumentError.
-        """
-        self._check_arrays("predict_step", x)
-        with plain_messages():
-            return super().predict(x, *args, **kwargs)
 
     def _check_arrays(self, step: str, x: Any, y: Any = None) -> None:
         """Calls `check_shapes` if `x` and `y` are arrays and the `step` is not a user's.
