@@ -48,6 +48,11 @@ def batch_divisor(gpus: int) -> int:
     return FLAGS.logical_cpus or max(gpus, 1)
 
 
+def given_steps() -> int | None:
+    """Returns the value of --train_steps; `None` if the command line does not give it."""
+    return FLAGS.train_steps if FLAGS["train_steps"].present else None
+
+
 def chosen_preset(n_bytes: int) -> Choice:
     """Returns the preset of --preset or, without it, the one for `n_bytes` of training data on this machine."""
     import tensorflow as tf

@@ -219,8 +219,7 @@ def optimizer_config(training: RunConfig, other_defaults: Mapping[str, Any]) -> 
     Raises:
         ParameterError: a value is wrong, or a flag is given that has no effect.
     """
-    arguments = completed(OptimizerConfig, other_defaults)
-    arguments = without_unused(arguments)
+    arguments = without_unused(completed(OptimizerConfig, other_defaults))
     steps = training.train_steps
     warmup = arguments["warmup_steps"]
     if warmup >= steps and arguments["schedule"] != "noam" and not FLAGS["warmup_steps"].present:

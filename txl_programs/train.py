@@ -48,7 +48,7 @@ from txl_config.presets import (
     schedule_for,
     steps_for,
 )
-from txl_programs.choosing import batch_divisor, chosen_preset, is_on_tpu, log_choice
+from txl_programs.choosing import batch_divisor, chosen_preset, given_steps, is_on_tpu, log_choice
 from txl_programs.command_line import has_flag_file
 from txl_programs.flag_values import (
     FLAGS,
@@ -71,7 +71,7 @@ FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when th
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
 # Hyper-parameters of the model that only training uses.
-OF_TRAINING = (
+TRAINING_ONLY = (
     "dropout", "dropatt", "init", "init_std", "proj_init_std", "init_range", "label_smoothing", "z_loss",
 )  # fmt: skip
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
@@ -295,11 +295,6 @@ def settings_of_preset(data, folder):
     return {"model": {**run["model"], **sizes}, "training": {**preset, **run["training"]}}
 
 
-def given_steps():
-    """Returns the value of --train_steps; `None` if the command line does not give it."""
-    return FLAGS.train_steps if FLAGS["train_steps"].present else None
-
-
 def choose_settings(data, exists):
     """Returns `{name: value}` of --preset or, without it, of the preset for this size of text and this machine.
 
@@ -401,8 +396,9 @@ def check_used_in_evaluation(folder, data):
 
     def differing(group, *but):
         """Returns the flags of a group, except `but`, that are given with another value than that of the run."""
-        of_flags = {name: value for name, value in values(group, given_only=True).items() if name not in but}
-        return [name for name, value in of_flags.items() if value != run.get(name, FLAGS[name].default)]
+        flags_given = values(group, given_only=True)
+        names = [name for name, value in flags_given.items() if value != run.get(name, FLAGS[name].default)]
+        return [name for name in names if name not in but]
 
     text = differing(TextConfig, "seed", *PLACES, *READING)
     why = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
@@ -410,7 +406,7 @@ def check_used_in_evaluation(folder, data):
     evaluation = EvaluationConfig.names()
     training = [*differing(TrainingConfig, *evaluation), *differing(OptimizerConfig), *given(["preset"])]
     # 0 turns a rate off, as every evaluation does: commands of the original give --dropout=0.0.
-    training += [name for name in differing(folder.family.config) if name in OF_TRAINING and FLAGS[name].value]
+    training += [name for name in differing(folder.family.config) if name in TRAINING_ONLY and FLAGS[name].value]
     has_segments = not FLAGS.sliding_window or FLAGS.max_eval_batch > 0  # the batches decide how many tokens to read
     tgt_len = [name for name in differing(EvaluationConfig) if name == "tgt_len"]
     check_used(

@@ -39,7 +39,7 @@ from txl_config.presets import (
     pair_settings,
     pair_weights,
 )
-from txl_programs.choosing import chosen_preset, log_choice
+from txl_programs.choosing import chosen_preset, given_steps, log_choice
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -118,14 +118,13 @@ def choose_settings(data, exists):
     """
     n_pairs, n_bytes, n_tokens = size_of_pairs(data)
     choice = chosen_preset(n_bytes)
-    given_steps = FLAGS.train_steps if FLAGS["train_steps"].present else None
-    settings = pair_settings(choice.preset, n_pairs, n_tokens, given_steps)
+    settings = pair_settings(choice.preset, n_pairs, n_tokens, given_steps())
     all_given = settings and set(settings) <= set(given(settings))
     if not exists and n_bytes and not all_given:
         sizes = values(PAIR_SIZES, given_only=True)
         defaults: dict[str, Any] = {name: FLAGS[name].default for name in PAIR_SIZES}
         chosen = {name: settings.get(name, default) for name, default in defaults.items()} | sizes
-        steps = given_steps or settings.get("train_steps", FLAGS.train_steps)
+        steps = given_steps() or settings.get("train_steps", FLAGS.train_steps)
         size = f"there are {n_pairs:,} pairs of {n_bytes / 1e6:,.2f} MB"
         log_choice(choice, pair_weights(**chosen), steps, size, pair_weights(**defaults), sizes)
     return settings

@@ -199,7 +199,7 @@ def check_writable(path: str | None) -> None:
 def check_not_packed(name: str, path: str | None) -> None:
     """Raises ParameterError if `path`, the value of the argument `name`, ends as a compressed file, such as `.gz`.
 
-    The programs write plain text. This library, as other readers, would try to unpack a file of such a name.
+    The programs write plain text, but readers of a file with such a name try to unpack it.
     """
     ending = os.path.splitext(path or "")[1]
     if ending.lower() in _PACKED:

@@ -162,7 +162,7 @@ class LanguageModelPage(Board):
             sentence = "{name} must be a number, and is empty."
             raise Refusal(empty[0], None, "a number", sentence, name=said(empty[0]))
         options |= {name: value for name, value in optional.items() if value is not None}
-        if options["repetition_penalty"] == 1:  # the field of the window has a value, but no effect
+        if options["repetition_penalty"] == 1:  # then the window has no effect, but its field always has a value
             check_integer("repetition_window", options["repetition_window"], 1, LONGEST_WINDOW)
             options["repetition_window"] = REPETITION_WINDOW
         ends = [unescape(line) for line in (stop or "").split("\n") if line]

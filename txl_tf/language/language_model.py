@@ -69,7 +69,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         if self.activity_regularizer is not None and not self.has_own_call:
-            allowed = "None, because fit calls the parts of the model, such as lm.network, not the model"
+            allowed = f"None, because {LanguageModel.fixed_settings['activity_regularizer']}"
             raise ParameterError("activity_regularizer", self.activity_regularizer, allowed)
         self.proj_share_all_but_first = proj_share_all_but_first
         self.tie_weight = tie_weight

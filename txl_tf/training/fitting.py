@@ -206,13 +206,13 @@ def is_due(epoch: int, frequency: int | Iterable[int]) -> bool:
     return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
 
 
-def _logs_of_epoch(model: Any, step_logs: dict[str, Any] | None) -> dict[str, Any]:
+def _logs_of_epoch(model: Any, step_logs: dict[str, Any]) -> dict[str, Any]:
     """The logs at the end of an epoch: the results of the model's metrics.
 
     If their names are not those in `step_logs`, the logs of the last step, the result is `step_logs`, as in Keras.
     """
     epoch_logs = model.get_metrics_result()
-    return scalars_as_floats(epoch_logs if step_logs is None or epoch_logs.keys() == step_logs.keys() else step_logs)
+    return scalars_as_floats(epoch_logs if epoch_logs.keys() == step_logs.keys() else step_logs)
 
 
 def scalars_as_floats(logs: Any) -> Any:
