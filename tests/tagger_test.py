@@ -83,13 +83,13 @@ def cases(*fast, of=CASES):
     return [name if name in fast else pytest.param(name, marks=SLOW) for name in of]
 
 
-def make_tagger(name, seed=0, labels=LABELS, network=None, **options):
-    """A tagger with random weights, and inputs, in which every tag occurs."""
+def make_tagger(name, seed=0, labels=LABELS, network=None, scale=0.8, **options):
+    """A tagger with random weights of deviation `scale`, and inputs, in which every tag occurs."""
     make, inputs_of = CASES[name]
     inputs = inputs_of()
     tagger = txl_tf.Tagger(make(**(network or {})), labels, seed=0, **options)
     tagger(inputs)
-    randomise(tagger, seed, scale=0.8)
+    randomise(tagger, seed, scale)
     inputs = as_tensors(inputs)
     spread_emissions(tagger, inputs)
     return tagger, inputs
@@ -694,9 +694,10 @@ def test_a_saved_tagger_trains_on_as_it_would_have(name, tmp_path):
 
 @pytest.mark.parametrize("name", cases("tener", of=["tener", "flat"]))
 def test_in_bfloat16_emissions_and_nll_stay_float32_and_close(name):
-    expected, inputs = make_tagger(name)
     options = {"dtype": "mixed_bfloat16"}
-    tagger, _ = make_tagger(name, network=options, **options)
+    # With a scale of 0.8, attention scores of FLAT reach 400: one rounding of bfloat16 changes a score by 1.
+    expected, inputs = make_tagger(name, scale=0.3)
+    tagger, _ = make_tagger(name, scale=0.3, network=options, **options)
     tags = random_tags()
     emissions, _ = tagger.emissions(inputs)
     nll = tagger.nll(inputs, tags)
