@@ -140,6 +140,23 @@ def test_masks_of_numbers_work_in_graphs_and_in_functional_models(attentions):
     np.testing.assert_allclose(model([Q, V, mask, of_values]), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mask", "query_mask", "value_mask", "key_mask"])
+def test_a_graph_of_unknown_lengths_refuses_a_mask_that_would_broadcast(attentions, name):
+    _, ours = attentions
+    length = T if name == "query_mask" else K
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, None, E])] * 2 + [tf.TensorSpec([None, None], tf.bool)], autograph=False
+    )
+    def graph(q, v, mask):
+        return ours(query=q, value=v, **{name: mask})
+
+    q, v, mask = tf.constant(Q), tf.constant(V), tf.ones([B, length], tf.bool)
+    np.testing.assert_allclose(graph(q, v, mask), ours(query=q, value=v), rtol=1e-5, atol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=name):
+        graph(q, v, mask[:, :1])
+
+
 # ------------------------------------------------------------------------------------------------------------ refused
 
 WRONG = [

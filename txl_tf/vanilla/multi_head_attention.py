@@ -114,7 +114,7 @@ def seen_of_masks(
     sizes = {name: size if isinstance(size, int) else None for name, size in sizes.items()}
     parts = []
     if mask is not None:
-        parts.append(seen_of_mask(mask_name, mask, sizes))
+        parts.append(seen_of_mask(mask_name, mask, sizes, keys))
     if attention_mask is not None:
         parts.append(seen_by_keras("attention_mask", attention_mask, sizes))
     if forbidden is not None:
@@ -125,11 +125,11 @@ def seen_of_masks(
     if look_ahead_mask is not None:
         parts.append(seen_by_heads("look_ahead_mask", look_ahead_mask, sizes))
     if value_mask is not None:
-        parts.append(seen_elements("value_mask", value_mask, sizes, "keys"))
+        parts.append(seen_elements("value_mask", value_mask, sizes, "keys", keys))
     if key_mask is not None and key_mask is not value_mask:
-        parts.append(seen_elements("key_mask", key_mask, sizes, "keys"))
+        parts.append(seen_elements("key_mask", key_mask, sizes, "keys", keys))
     if query_mask is not None:
-        parts.append(seen_elements("query_mask", query_mask, sizes, "queries"))
+        parts.append(seen_elements("query_mask", query_mask, sizes, "queries", queries))
     if use_causal_mask:
         parts.append((tf.range(queries)[:, None] >= tf.range(keys))[None, None])
     return functools.reduce(tf.logical_and, parts) if parts else None
