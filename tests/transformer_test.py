@@ -349,20 +349,8 @@ def test_arrays_of_a_wrong_length_have_a_name_after_other_lengths():
     assert model.evaluate(long[:, :7], long, verbose=0)[0] > 0  # 7 tokens to read, and one label more
 
 
-@pytest.mark.parametrize(
-    "max_len, batches, facts",
-    [
-        (7, [(4, 5), (8, 5)], ("max_len=7", 8)),
-        (1, [(1, 2), (3, 2)], ("max_len=1", 3)),  # one position would broadcast to all tokens
-        (7, [(4, 5), (3, 1)], ("y", "a start")),  # no label would be a loss of 0
-        (7, [(4, 5), (3, 9)], ("max_len=7", 8)),
-        (7, [(4, (1, 1)), (4, (1, 3))], ("y", "x[1]", 1, 3)),
-    ],
-    ids=str,
-)
-def test_a_wrong_length_in_a_dataset_of_unknown_lengths_has_a_name(max_len, batches, facts):
-    model = make(num_layers=1, max_len=max_len)
-    model.compile("sgd")
+def dataset_of(batches):
+    """Batches of one row, `(source, target)` or `((source, target), labels)` of these lengths, unknown to the graph."""
     ids = tf.TensorSpec([None], tf.int32)
     shifted = isinstance(batches[0][1], tuple)
 
@@ -372,10 +360,33 @@ def test_a_wrong_length_in_a_dataset_of_unknown_lengths_has_a_name(max_len, batc
             yield ((source, targets[0]), targets[1]) if shifted else (source, *targets)
 
     signature = ((ids, ids), ids) if shifted else (ids, ids)
-    dataset = tf.data.Dataset.from_generator(read, output_signature=signature).padded_batch(1)
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        model.fit(dataset, verbose=0)
-    assert mentions(str(caught.value), *facts) and "node" not in str(caught.value)
+    return tf.data.Dataset.from_generator(read, output_signature=signature).padded_batch(1)
+
+
+@pytest.mark.parametrize(
+    "max_len, cases",
+    [
+        (
+            7,
+            [
+                ([(4, 5), (8, 5)], ("max_len=7", 8)),
+                ([(4, 5), (3, 9)], ("max_len=7", 8)),
+                ([(4, 5), (3, 1)], ("y", "a start")),  # no label would be a loss of 0
+                ([(4, (1, 1)), (4, (1, 3))], ("y", "x[1]", 1, 3)),
+            ],
+        ),
+        (1, [([(1, 2), (3, 2)], ("max_len=1", 3))]),  # one position would broadcast to all tokens
+    ],
+    ids=["several positions", "one position"],
+)
+def test_a_wrong_length_in_a_dataset_of_unknown_lengths_has_a_name(max_len, cases):
+    model = make(num_layers=1, max_len=max_len)
+    model.compile("sgd")
+    for method in [model.fit] * (max_len == 1) + [model.evaluate]:
+        for batches, facts in cases:
+            with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+                method(dataset_of(batches), verbose=0)
+            assert mentions(str(caught.value), *facts) and "node" not in str(caught.value)
 
 
 def test_positions_beyond_the_table_have_a_name_in_a_graph():
