@@ -21,7 +21,7 @@ from txl_tf.calls import bind_call, with_signature
 from txl_tf.config.checks import RATE, is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.nn.base import (
+from txl_tf.nn.checks import (
     as_array,
     as_ids,
     check_length,

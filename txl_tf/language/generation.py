@@ -44,7 +44,7 @@ from txl_tf.language.sampling import (
     sampling_of_sequences,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
-from txl_tf.nn.base import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left

@@ -21,7 +21,8 @@ from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
-from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
+from txl_tf.nn.base import CheckedCalls, OutputSpecs
+from txl_tf.nn.checks import as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
 from txl_tf.nn.masks import as_bool_like

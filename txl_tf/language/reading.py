@@ -21,7 +21,7 @@ from txl_tf.config.checks import check_integer
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.nn.base import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import as_array, check_eager, tensor_error
 
 
 class Reading(NamedTuple):

@@ -19,7 +19,7 @@ from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import logits
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.adaptive import clusters_of
-from txl_tf.nn.base import as_array
+from txl_tf.nn.checks import as_array
 from txl_tf.schema import keywords_of
 
 NEVER = -(2**30)  # the time of tokens that have not been seen

@@ -33,7 +33,7 @@ from txl_tf.language.sampling import (
     uniform_draws,
 )
 from txl_tf.language.stopping import Stops, check_stops, tail_of
-from txl_tf.nn.base import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.settings import add_user, changes_of
 from txl_tf.schema import check_names, keywords_of

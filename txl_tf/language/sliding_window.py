@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.config.checks import check_integer
-from txl_tf.nn.base import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 
 

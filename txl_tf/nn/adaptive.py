@@ -17,7 +17,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.routing import BySlots, own_rows_only
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import check_tensors
+from txl_tf.nn.checks import check_tensors
 from txl_tf.nn.embedding import AdaptiveBins, AdaptiveEmbedding
 from txl_tf.nn.tied import Tied
 from txl_tf.schema import check_type

@@ -28,7 +28,8 @@ from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.routing import every_row, own_rows_only
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, as_ids, check_sizes
+from txl_tf.nn.base import Layer
+from txl_tf.nn.checks import as_ids, check_sizes
 from txl_tf.nn.ops import own_initializer
 from txl_tf.nn.tied import Shared
 

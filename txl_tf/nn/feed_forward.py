@@ -12,8 +12,9 @@ from txl_tf.equations import FeedForward, feed_forward, feed_forward_block, swig
 from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, check_sizes, check_tensors, check_width, width_of
+from txl_tf.nn.base import Layer
 from txl_tf.nn.bound import bound_weights
+from txl_tf.nn.checks import check_sizes, check_tensors, check_width, width_of
 from txl_tf.nn.lora import LowRank
 from txl_tf.nn.ops import Linear, for_weights_of_layer, make_norm, norm_of, own_initializer
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
@@ -70,7 +71,7 @@ class PositionwiseFF(LowRank, Layer):
 
     Call arguments:
         inp: `[batch, tgt_len, d_model]`.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
@@ -147,7 +148,7 @@ class PositionWiseFFN(Layer):
 
     Call arguments:
         X: `[batch, length, any]`.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, length, ffn_num_outputs]`.

@@ -16,8 +16,8 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.config.checks import POSITIVE
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import unlocked
 from txl_tf.nn.bases import MixedIntoLayer
+from txl_tf.nn.parts import unlocked
 from txl_tf.nn.settings import change_graphs
 
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.nn.base import checked_sizes, dense_error, described, shown, tensor_error
+from txl_tf.nn.checks import checked_sizes, dense_error, described, shown, tensor_error
 
 _MASK = "a mask of bool or of numbers 0 and 1"
 SWAP_BATCH_AND_HEADS = [1, 0, 2, 3]  # [batch, heads, queries, keys], the layout of callers, <-> [heads, batch, ...]

@@ -14,7 +14,8 @@ from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, check_tensors, width_of
+from txl_tf.nn.base import Layer
+from txl_tf.nn.checks import check_tensors, width_of
 from txl_tf.nn.parts import is_library
 from txl_tf.nn.settings import FREE_EPSILON, remember_graph
 

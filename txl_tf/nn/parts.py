@@ -1,4 +1,4 @@
-"""Finds the parts of a model that belong to the library, and those that a user has written."""
+"""The parts of a model: which ones belong to the library, which ones a user has written, and how to add more."""
 
 import contextlib
 import contextvars
@@ -211,3 +211,23 @@ def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
             )
             raise ParameterError(part.name, type(part).__name__, allowed, message)
     return config
+
+
+@contextlib.contextmanager
+def unlocked(layer: Any) -> Generator[None, None, None]:
+    """In this block, a layer that is built accepts new weights and parts.
+
+    They are made in the scope of the `tf.distribute` strategy in which the layer's other weights were made. For a layer
+    that is not built, the block changes nothing.
+    """
+    if not layer._tracker.locked:
+        yield
+        return
+    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
+    strategy: Any = next(filter(None, strategies), tf.distribute.get_strategy())
+    layer._tracker.unlock()
+    try:
+        with strategy.scope():
+            yield
+    finally:
+        layer._tracker.lock()

@@ -30,7 +30,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.nn.base import checked_length
+from txl_tf.nn.checks import checked_length
 from txl_tf.nn.ops import own_initializer
 from txl_tf.nn.positions import inverse_frequencies, positional_embedding, relative_positions
 

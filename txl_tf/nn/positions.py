@@ -26,7 +26,7 @@ import txl_tf.equations as equations
 from txl_tf.config.checks import is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.nn.base import check_length, check_sizes, check_tensors, shown
+from txl_tf.nn.checks import check_length, check_sizes, check_tensors, shown
 
 CONVENTIONS = ("halves", "interleaved")
 

@@ -21,8 +21,9 @@ from typing import Any
 import keras
 
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import shown, unlocked
 from txl_tf.nn.bases import MixedIntoLayer
+from txl_tf.nn.checks import shown
+from txl_tf.nn.parts import unlocked
 
 
 def layers_around(tensor: Any, whole_graph: bool = False) -> list[Any]:

@@ -24,7 +24,8 @@ from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_width, checked_sizes, tensor_error
+from txl_tf.nn.base import Layer
+from txl_tf.nn.checks import as_ids, check_sizes, check_tensors, check_width, checked_sizes, tensor_error
 from txl_tf.nn.masks import as_bool, mask_of_call
 from txl_tf.nn.settings import remember_graph
 

@@ -66,7 +66,7 @@ class Flat(AttendingNetwork):
             bigrams: `[batch, length]`. It is needed even with an `n_bigram` of 0, because its shape gives `length`.
             seq_len, lex_num: `[batch]`, number of characters and of words.
             pos_s, pos_e: `[batch, items]`, positions of the first and of the last character of each item.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, length, d_model]`, hidden states of the characters, with Keras's mask of the characters. The values at

@@ -26,7 +26,8 @@ from txl_tf.kernels.attending import attend
 from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Attending, Layer, check_heads, check_sizes, check_tensors
+from txl_tf.nn.base import Attending, Layer
+from txl_tf.nn.checks import check_heads, check_sizes, check_tensors
 from txl_tf.nn.masks import mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
@@ -72,7 +73,7 @@ class LatticeAttn(Attending, Layer):
         index: int `[batch, items, items]`, the row of `r` for each pair of query and key: `Pairs.index`.
         mask: bool, or numbers 0 and 1, `[batch, items]`, true at items. By default, the mask that Keras passes on with
             `x`; without any, there is no padding.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, items, d_model]`.

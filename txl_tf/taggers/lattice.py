@@ -27,7 +27,8 @@ from txl_tf.kernels import add_bias
 from txl_tf.kernels.precision import matmul
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, check_sizes, check_tensors, shown
+from txl_tf.nn.base import Layer
+from txl_tf.nn.checks import check_sizes, check_tensors, shown
 from txl_tf.nn.masks import as_bool
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies

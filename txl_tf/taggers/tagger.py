@@ -30,7 +30,9 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import CheckedCalls, Dropping, KerasHabits, as_ids, check_tensors, checked_sizes
+from txl_tf.nn.base import CheckedCalls, KerasHabits
+from txl_tf.nn.checks import as_ids, check_tensors, checked_sizes
+from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.taggers.crf import CRF
@@ -89,7 +91,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             the network's own inputs and `"mask"`, bool `[batch, time]`. The network gets the mask if its call has an
             argument `padding_mask` or, if the dictionary has only one other input, `mask`. Padding may be anywhere in a
             row, with two exceptions: `Flat` takes lengths, and LSTMs on a GPU need the padding at the end.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         float32 (float64 if the dtype is) `[batch, time, labels]`: the emissions, scores of single tags. Keras's

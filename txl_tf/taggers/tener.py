@@ -17,7 +17,8 @@ from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes
-from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, checked_length, checked_sizes, shown, watch_layers
+from txl_tf.nn.base import Layer, watch_layers
+from txl_tf.nn.checks import as_ids, check_layer, check_tensors, checked_length, checked_sizes, shown
 from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
@@ -198,7 +199,7 @@ class Tener(AttendingNetwork):
     Call arguments:
         inputs: `{"chars": int [batch, length], "bigrams": int [batch, length]}`. `bigrams` may be missing if `n_bigram`
             is 0.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, length, d_model]`, with Keras's mask of the characters. The values at padding have no meaning.

@@ -27,7 +27,8 @@ from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Attending, Layer, check_heads, check_sizes, check_tensors
+from txl_tf.nn.base import Attending, Layer
+from txl_tf.nn.checks import check_heads, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
 from txl_tf.nn.masks import mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
@@ -134,7 +135,7 @@ class TenerAttn(Attending, Layer):
         x: `[batch, length, d_model]`.
         mask: bool, or numbers 0 and 1, `[batch, length]`, true at elements. By default, the mask that Keras passes on
             with `x`; without any, there is no padding.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, length, d_model]`.

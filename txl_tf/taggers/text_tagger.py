@@ -16,7 +16,7 @@ from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
 from txl_tf.data.tagged.sentence_ends import LineSizes, split_at_ends
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
-from txl_tf.nn.base import check_eager
+from txl_tf.nn.checks import check_eager
 from txl_tf.nn.settings import add_user
 from txl_tf.taggers.tagger import Tagger
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.data.text.checked_batches import check_of_weights, check_values
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.checks import as_array, tensor_error
 
 
 def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:

@@ -18,7 +18,8 @@ from txl_tf.equations import Attention, Places, Zeros, attention, attention_bloc
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Attending, Layer, check_length, check_sizes, check_tensors
+from txl_tf.nn.base import Attending, Layer
+from txl_tf.nn.checks import check_length, check_sizes, check_tensors
 from txl_tf.nn.lora import LowRank
 from txl_tf.nn.masks import SWAP_BATCH_AND_HEADS, as_bool, as_mask, mask_of, seen, seen_by_article
 from txl_tf.nn.ops import for_weights_of_layer, make_norm, norm_of, norm_of_zeros, own_initializer
@@ -304,7 +305,7 @@ class RelMultiHeadAttn(SegmentAttention):
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0. `None`: there is no memory.
         content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where a key lies before the query's document, so that
             its content counts as zeros, and 1 elsewhere, see `document_mask`. `None`: no key counts as zeros.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, tgt_len, d_model]`.

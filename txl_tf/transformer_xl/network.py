@@ -18,18 +18,9 @@ from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
-from txl_tf.nn.base import (
-    CheckedCalls,
-    Dropping,
-    KerasHabits,
-    NotCacheable,
-    as_ids,
-    check_layer,
-    check_length,
-    check_tensors,
-    shown,
-    watch_layers,
-)  # fmt: skip
+from txl_tf.nn.base import CheckedCalls, KerasHabits, NotCacheable, watch_layers
+from txl_tf.nn.checks import as_ids, check_layer, check_length, check_tensors, shown
+from txl_tf.nn.dropping import Dropping  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
@@ -145,7 +136,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             then have `mem_len` positions or more, as `initial_mems` has. Every row gets the hidden states, and the
             memory, that its tokens alone would get. Ids at padding have no effect, and the hidden states there are
             zeros. The returned hidden states carry the mask as their Keras mask.
-        training: whether to use dropout. `None`: dropout is used if there is a `dropout_key`, see `txl_tf.nn.base`.
+        training: whether to use dropout. `None`: dropout is used if there is a `dropout_key`, see `txl_tf.nn.dropping`.
         dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
             `tokens` in the global batch (0 if left out). Parts of a batch with the same key, each with the number of
             its first row, get the masks of the whole batch. `None` in training: the network draws a key.

@@ -17,7 +17,8 @@ from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, checked_length
+from txl_tf.nn.base import Layer
+from txl_tf.nn.checks import as_ids, check_sizes, check_tensors, checked_length
 from txl_tf.nn.positions import positional_encoding
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.nn.tied import Shared, Tied
@@ -156,7 +157,7 @@ class PositionalEncoding(Layer):
     Call arguments:
         x: `[batch, length, d_model]`.
         first: int or int scalar tensor, the position of the first element.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         A tensor like `x`.

@@ -16,7 +16,8 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
+from txl_tf.nn.base import CachedMemory, Layer, NotCacheable
+from txl_tf.nn.checks import check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
 from txl_tf.nn.masks import SWAP_BATCH_AND_HEADS, mask_of
 from txl_tf.nn.ops import LayerNorm
@@ -151,7 +152,7 @@ class EncoderLayer(_TransformerLayer):
         forbidden: broadcasts to `[batch, num_heads, length, length]`, 1 where a key is forbidden, as in the article.
         use_causal_mask: whether to hide the keys after the position of a query.
         return_attention_scores: whether to return the attention weights, too.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `[batch, length, d_model]`. With `return_attention_scores`, also the weights, `[batch, num_heads, length,
@@ -222,7 +223,7 @@ class DecoderLayer(_TransformerLayer):
             passes on with `x`. Numbers with four dimensions are a mask of the article, 1 where a key is forbidden.
         use_causal_mask: whether to hide later positions in self-attention.
         return_attention_scores: whether to return the weights, too, as the article's layer does.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `(output, attn_weights_block1, attn_weights_block2)`: `[batch, length, d_model]`, and the weights of both

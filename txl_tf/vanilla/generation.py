@@ -24,7 +24,7 @@ from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_
 from txl_tf.language.loop import write_tokens
 from txl_tf.language.sampling import check_sampling, sample_categorical, tempered, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
-from txl_tf.nn.base import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import as_array, check_eager, tensor_error
 from txl_tf.nn.embedding import check_ids
 
 

@@ -24,7 +24,8 @@ from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
+from txl_tf.nn.base import CachedMemory, Layer
+from txl_tf.nn.checks import check_heads, check_length, check_tensors, shown
 from txl_tf.nn.masks import (
     SWAP_BATCH_AND_HEADS,
     as_bool,
@@ -215,7 +216,7 @@ class MultiHeadAttention(Layer):
         use_causal_mask: whether to hide the keys after the position of a query.
         return_attention_scores: whether to return the weights, too; by default `True` with `(v, k, q)` and `False` with
             `query=`.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         `(output, attention_weights)`: `[batch, queries, d_model]` and `[batch, num_heads, queries, keys]`; or only the

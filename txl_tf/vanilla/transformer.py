@@ -28,20 +28,9 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_positions
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
-from txl_tf.nn.base import (
-    CachedMemory,
-    CheckedCalls,
-    Dropping,
-    KerasHabits,
-    Layer,
-    NotCacheable,
-    as_ids,
-    check_tensors,
-    checked_length,
-    checked_sizes,
-    shown,
-    tensor_error,
-)
+from txl_tf.nn.base import CachedMemory, CheckedCalls, KerasHabits, Layer, NotCacheable
+from txl_tf.nn.checks import as_ids, check_tensors, checked_length, checked_sizes, shown, tensor_error
+from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, compiled_method
@@ -200,7 +189,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     Call arguments:
         inputs: `(source, target)`, int `[batch, any]` each. The target begins with its start token.
-        training, dropout_key: see `txl_tf.nn.base`.
+        training, dropout_key: see `txl_tf.nn.dropping`.
 
     Returns:
         float32 (float64 if the dtype is) logits `[batch, target, target_vocab_size]`. Position t predicts the token

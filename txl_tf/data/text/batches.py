@@ -23,7 +23,7 @@ from txl_tf.data.batching import mapped, prefetched
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import as_ids
+from txl_tf.nn.checks import as_ids
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
 _READ_AHEAD = 1 << 16  # tokens per row that are read at once

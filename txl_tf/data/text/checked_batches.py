@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from txl_tf.data.batching import mapped
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import as_array, tensor_error
+from txl_tf.nn.checks import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids, id_error
 
 IGNORED = -100  # a label that does not count, as in PyTorch
