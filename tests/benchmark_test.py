@@ -3,11 +3,13 @@
 import ast
 import contextlib
 import gc
+import http.server
 import importlib.util
 import json
 import math
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from benchmarking import (
     processes,
     products,
     scaling,
+    serving,
     tables,
     taggers,
     tasks,
@@ -43,7 +46,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-ON_SEVERAL = ("workers", "ray", "ray_failures")
+OF_THEIR_OWN = ("workers", "ray", "ray_failures", "serving")
 SLOW = pytest.mark.slow
 
 
@@ -65,6 +68,52 @@ def run(tmp_path):
         return json.loads(path.read_text()), done.stdout
 
     return run
+
+
+# ------------------------------------------------------------------------------------------------------ the server
+
+
+class Served(http.server.BaseHTTPRequestHandler):
+    """Answers requests for a score with an error, and all others with an empty object."""
+
+    protocol_version = "HTTP/1.1"
+    bodies = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(body)
+        fails = body.get("signature_name") == "score_text"
+        self.send_response(500 if fails else 200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_every_client_of_a_server_sends_requests_until_the_end_of_a_turn():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        assert serving.turn(address, "completions, 64 tokens", clients=3, seconds=0)["requests_per_second"] > 0
+        assert [body["max_tokens"] for body in Served.bodies] == [64] * 3
+        serving.turn(address, "completions, 64 tokens", clients=1, seconds=0.1)
+        assert len(Served.bodies) > 4
+        with raises_naming(ValueError, "500", "predict"):
+            serving.turn(address, "score_text, 320 characters", clients=2, seconds=0)
+        server.shutdown()
+
+
+@SLOW
+def test_the_server_is_measured(run):
+    figures, printed = run("--mode=serving", "--rounds=1", "--seconds=0", "--mem_len=4")
+    assert [row["contestant"].split(",")[0] for row in figures["rows"][::3]] == [
+        "completions",
+        "generate_text",
+        "score_text",
+    ]
+    assert all(row["requests_per_second"] > 0 for row in figures["rows"]) and "requests/s" in printed
 
 
 # ------------------------------------------------------------------------------------------------------- the work
@@ -726,7 +775,7 @@ def test_modes_are_those_that_the_flags_name(benchmark, set_flags):
     set_flags("--mode=all")
     assert benchmark.chosen_modes() == list(SHAPES)
     set_flags("--mode=all", f"--against={ROOT}")
-    assert benchmark.chosen_modes() == [mode for mode in SHAPES if mode not in (*ON_SEVERAL, "peers")]
+    assert benchmark.chosen_modes() == [mode for mode in SHAPES if mode not in (*OF_THEIR_OWN, "peers")]
     set_flags("--scaling")
     assert benchmark.chosen_modes() == ["training", "evaluation", "generation"]
 
@@ -741,7 +790,7 @@ def test_contestants_are_those_that_the_flags_name(benchmark, set_flags):
     both = {
         mode: [list(group) for group in benchmark.groups_of(mode)]
         for mode in SHAPES
-        if mode not in (*ON_SEVERAL, "peers")
+        if mode not in (*OF_THEIR_OWN, "peers")
     }
     assert both["preparation"] == [["other", "this"]]
     assert both["scoring"] == both["startup"] == [["other float32", "this float32"]]

@@ -49,6 +49,8 @@ and data) in `SHAPES` of tools/benchmarking/shapes.py; flags change it.
                                        preparation by 1, 2 and 4 workers, training by 2, scoring by 1 and 2
     ray_failures                       training by 2, 3 and 4 workers, of which one is killed now and then, and the time
                                        that tools/simulate_training.py predicts for the same failures
+    serving                            requests/s of tools/serve.py (extra `serve`) with 1, 8 and 32 clients. Each sends
+                                       its next request when it has an answer. Ratios are to one client
     scoring                            lines of words to their nll, as in tools/score.py, against `lm.score` line by
                                        line; and the evaluation of a text in segments, for comparison
     writing                            `lm.generate` of one row, of several rows, with options of sampling, and after a
@@ -60,10 +62,10 @@ time that the matrix products of a training step would take at the speed of a la
 step. `peak MB` is the largest resident memory of the process, TensorFlow included.
 
 `--against` compares the library of two checkouts of any age: the processes of each import its own txl_tf, use only
-public names, start its own programs, and read runs that these programs have trained. It does not measure peers, workers
-and Ray. Without `--contestants`, bfloat16 is measured only in the first four modes and in seq2seq, and only some cases
-of writing are measured. `--mode=all` measures every mode that the other flags allow. With `--scaling`, models have two
-layers unless `--n_layer` is given.
+public names, start its own programs, and read runs that these programs have trained. It does not measure peers,
+workers, Ray and serving. Without `--contestants`, bfloat16 is measured only in the first four modes and in seq2seq, and
+only some cases of writing are measured. `--mode=all` measures every mode that the other flags allow. With `--scaling`,
+models have two layers unless `--n_layer` is given.
 """
 
 import compileall
@@ -103,8 +105,8 @@ LASTING = (
     "training", "training_words", "evaluation", "generation", "writing", "workers", "scoring", "peers", *PAIRS, *TAGGING
 )  # fmt: skip
 SOFTMAX = ("softmax_wt103", "softmax_lm1b")
-ON_SEVERAL = ("workers", "ray", "ray_failures")
-ON_REQUEST = (*SOFTMAX, *ON_SEVERAL, "scoring", "writing", "peers", *PAIRS, *TAGGING)  # left out without --mode
+OF_THEIR_OWN = ("workers", "ray", "ray_failures", "serving")
+ON_REQUEST = (*SOFTMAX, *OF_THEIR_OWN, "scoring", "writing", "peers", *PAIRS, *TAGGING)  # left out without --mode
 WORKERS = (1, 2, 4)
 # Name in the table -> bytes of the buckets in which gradients are all-reduced; 0 for a single one.
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}
@@ -132,7 +134,7 @@ read_flags(__name__)
 
 import numpy as np
 import tensorflow as tf
-from benchmarking import cluster, contestants, language_models, peers, processes, taggers
+from benchmarking import cluster, contestants, language_models, peers, processes, serving, taggers
 from benchmarking.scaling import measure, scale, scale_length
 from benchmarking.tables import describe, print_summary, print_table, rows_of, summary_of, take_turns
 from benchmarking.work import Calls
@@ -261,6 +263,22 @@ def compare_failures(shape, folder):
     return rows
 
 
+def compare_serving(shape, rounds, seconds, folder):
+    """Measures the server with several numbers of clients, prints the tables and returns their rows."""
+    rows = []
+    run = os.path.join(trained("serving", str(processes.ROOT), folder), serving.MODEL)
+    with serving.started(run) as address:
+        for name in serving.REQUESTS:
+            turns = {
+                f"{name}, clients: {n}": functools.partial(serving.turn, address, name, n, seconds)
+                for n in serving.CLIENTS
+            }
+            take_turns(turns, rounds=1)  # the first requests compile graphs
+            rows += rows_of("serving", "requests_per_second", take_turns(turns, rounds))
+    print_table(f"serving: {describe(shape)}", rows)
+    return rows
+
+
 def groups_of(mode):
     """Divides the contestants of a mode into groups. In each group, the others are compared with the first one.
 
@@ -365,7 +383,7 @@ def text_folder(mode, folder):
     """
     shape = shape_of(mode)
     folder = tempfile.mkdtemp(dir=folder)
-    n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
+    n_token = 5000 if mode in ("startup", "first_answer", "serving") else shape["n_token"]
     for split, megabytes in (("train", shape["megabytes"]), ("valid", 0.2), ("test", 0.2)):
         write_text(os.path.join(folder, f"{split}.txt"), n_token, megabytes)
     return folder
@@ -381,6 +399,8 @@ def trained(mode, checkout, folder):
     runs = tempfile.mkdtemp(dir=folder)
     if mode == "scoring":
         processes.train_to_score(checkout, shape, runs)
+    elif mode == "serving":
+        processes.train_to_serve(checkout, shape, os.path.join(text_folder(mode, folder), "train.txt"), runs)
     else:
         processes.train_to_answer(checkout, shape, os.path.join(text_folder(mode, folder), "train.txt"), runs)
     return runs
@@ -463,7 +483,7 @@ def check_mode(mode, shape):
     if mode == "workers" and shape["batch_size"] % WORKERS[-1]:
         raise ParameterError("batch_size", shape["batch_size"], f"a multiple of {WORKERS[-1]}, the most workers")
     contestants.check_shape(mode, shape)
-    if FLAGS.contestants and (FLAGS.scaling or mode in ON_SEVERAL or not groups_of(mode)):
+    if FLAGS.contestants and (FLAGS.scaling or mode in OF_THEIR_OWN or not groups_of(mode)):
         allowed = f"left out with mode={mode} or with scaling"
         raise ParameterError("contestants", FLAGS.contestants, allowed)
 
@@ -482,6 +502,8 @@ def rows_of_mode(mode, shape, peaks, folder):
         return compare_ray(shape, FLAGS.rounds or few, folder)
     if mode == "ray_failures":
         return compare_failures(shape, folder)
+    if mode == "serving":
+        return compare_serving(shape, rounds, seconds, folder)
     if not FLAGS.scaling:
         return compare(mode, shape, rounds, seconds, peaks, folder)
     makers = contestants.make_contestants(mode)
@@ -497,7 +519,7 @@ def rows_of_mode(mode, shape, peaks, folder):
 
 def chosen_modes():
     """The modes that `--mode` names. Raises ParameterError if one does not exist, or other flags exclude it."""
-    left_out = (*ON_SEVERAL, "peers") if FLAGS.against else ()
+    left_out = (*OF_THEIR_OWN, "peers") if FLAGS.against else ()
     known = [mode for mode in SHAPES if mode not in left_out and (mode in SCALING or not FLAGS.scaling)]
     if FLAGS.mode is None:
         return [mode for mode in known if mode not in ON_REQUEST]

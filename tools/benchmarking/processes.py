@@ -180,9 +180,14 @@ def train_to_answer(checkout, shape, text, folder):
 
     They are `lm`, a language model of characters, and `tagger`, which finds entities.
     """
-    lm, tagger = (os.path.join(folder, name) for name in ("lm", "tagger"))
-    run(train_command(checkout, shape, text, lm, level="char"), checkout)
+    train_to_serve(checkout, shape, text, folder)
+    tagger = os.path.join(folder, "tagger")
     run(command_of(checkout, "tools/train_ner.py", model_dir=tagger, **TAGGER, **ONE_STEP), checkout)
+
+
+def train_to_serve(checkout, shape, text, folder):
+    """Trains a language model of characters for one step: `lm`."""
+    run(train_command(checkout, shape, text, os.path.join(folder, "lm"), level="char"), checkout)
 
 
 def train_to_score(checkout, shape, folder):

@@ -66,6 +66,10 @@ SHAPES = {
     "ray": {"n_token": 50000, "megabytes": 100},
     "ray_failures": {"n_token": 5000, "megabytes": 0.5},
     "peers": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
+    "serving": {
+        **STARTUP, **_SEGMENT, "d_model": 128, "d_head": 32, "d_inner": 512, "batch_size": 16, "dropout": 0.0,
+        "megabytes": 0.05,
+    },
     "scoring": {
         **NETWORK, **_SEGMENT, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "batch_size": 16,
         "n_token": 10000, "lines": 400,

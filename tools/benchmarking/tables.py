@@ -6,7 +6,8 @@ import numpy as np
 
 COLUMNS = {  # figure: heading and format of its column. `None` is the format of the first column
     "tokens_per_second": ("tokens/s", "{:,.0f}"), "words_per_second": ("words/s", "{:,.0f}"),
-    "lines_per_second": ("lines/s", "{:,.0f}"), "seconds": ("command", "{:.2f} s"), "quartiles": ("quartiles", None),
+    "lines_per_second": ("lines/s", "{:,.0f}"), "requests_per_second": ("requests/s", "{:,.1f}"),
+    "seconds": ("command", "{:.2f} s"), "quartiles": ("quartiles", None),
     "ratio": ("ratio", "{:.3f}"), "ratio_quartiles": ("quartiles", "{:.2f}"),
     "milliseconds_per_step": ("step", "{:,.1f} ms"), "first_request_seconds": ("first", "{:.1f} s"),
     "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
