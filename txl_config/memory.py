@@ -28,7 +28,7 @@ import dataclasses
 from typing import Any
 
 from txl_config.errors import ParameterError
-from txl_config.models import Bin, bins
+from txl_config.models import GATED_ACTIVATIONS, Bin, bins
 
 FLOAT = 4  # bytes
 # How many arrays of each kind a layer stores for its gradient, fitted to measurements: see docs/performance.md.
@@ -39,7 +39,6 @@ LOGITS = 3.5  # how many arrays of the size of the logits the softmax stores
 SMOOTHED_LOGITS = 4.5  # with label smoothing: also the log-probabilities of all words
 RUNTIME = 95_000_000  # bytes
 MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimizer stores for each weight
-GATED = ("swiglu",)  # activations of feed-forward nets with two kernels before the activation instead of one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +85,7 @@ def count_weights(model: Any) -> int:
     relative = positions == "relative"
     n_kernels = 5 if relative else 4  # of queries, keys, values and the output; relative: also of position keys
     attention = model.d_model * width * n_kernels
-    inner = model.d_inner * (2 if getattr(model, "activation", "relu") in GATED else 1)
+    inner = model.d_inner * (2 if getattr(model, "activation", "relu") in GATED_ACTIVATIONS else 1)
     feed_forward = model.d_model * inner + inner + model.d_inner * model.d_model + model.d_model
     norms = 2 * model.d_model * (1 if getattr(model, "norm", "layer") == "rms" else 2)  # gamma, and beta of layer norm
     layers = model.n_layer * (attention + feed_forward + norms)

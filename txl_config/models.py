@@ -38,6 +38,7 @@ POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
 SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
 ACTIVATIONS = ("relu", "gelu", "swiglu")
+GATED_ACTIVATIONS = ("swiglu",)  # with two kernels before the activation instead of one
 NORMS = ("layer", "rms")
 FUSIONS = ("ff", "ff_two")
 RESIDUALS = ("input", "own")

@@ -47,6 +47,9 @@ def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, zero: Size =
         tgt_len, mem_len: T and M.
         same_length: whether every query sees the same number of keys.
         zero: 0, or a tensor that is 0, see `unknown_zero` of `transformer_xl/network.py`.
+
+    With cached keys, two functions apply the same rule: `_max_distance` of `transformer_xl/cache.py` and `WindowMemory`
+    of `language/window.py`.
     """
     query = zero + tf.range(tgt_len)[:, None]
     key = zero + tf.range(mem_len + tgt_len)
@@ -138,7 +141,7 @@ class Attention(NamedTuple):
 class Places(NamedTuple):
     """The positions of keys as some queries see them, and which of the keys the queries see.
 
-    Another kind of memory may have its own class of places. It needs `visible`, `special` and the two methods.
+    Another kind of memory may have its own class of places, with the fields that `attention` reads and the two methods.
     """
 
     klen: Size  # K
@@ -147,7 +150,10 @@ class Places(NamedTuple):
     # key of a zero memory, if there are `Zeros`. In others, `None`.
     r: Tensor | None = None
     first: Size = 0  # see `shifted_scores`
-    special: dict[str, Any] = {}  # other arguments of `attend`, for keys and values that count as zeros
+    # Arguments of `attend` for keys and values that count as zeros.
+    content: Tensor | None = None
+    zero_keys: Size = 0
+    zero_value: Tensor | None = None
     query_indices: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
 
     def distances(self, q: Tensor) -> Tensor:
@@ -221,8 +227,9 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]. The
         # queries are scaled already.
         return attend(
-            content_q, k, v, position, places.visible, dropatt=drop.rate, dropout_key=drop.key, **places.special
-        )
+            content_q, k, v, position, places.visible, dropatt=drop.rate, dropout_key=drop.key,
+            content=places.content, zero_keys=places.zero_keys, zero_value=places.zero_value,
+        )  # fmt: skip
 
     content_q, position_q = w.positions.queries(q, w)
     position_q = position_q if zero_q is None else zero_q
@@ -254,8 +261,7 @@ def score_terms(
     b = places.scores_by_distance(q)
     c = tf.matmul(u, k, transpose_b=True)
     d = places.scores_by_distance(v)
-    content = places.special.get("content")
-    return (a, b, c, d) if content is None else (a * content, b, c * content, d)
+    return (a, b, c, d) if places.content is None else (a * places.content, b, c * places.content, d)
 
 
 # ---------------------------------------------------------------------------------------------- feed-forward net, layer

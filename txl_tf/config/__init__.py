@@ -11,6 +11,7 @@ from txl_config import (
     COUNTED_LEVELS,
     DATASETS,
     FUSIONS,
+    GATED_ACTIVATIONS,
     LEVELS,
     MATMUL_PRECISIONS,
     MIN_FREQ,
@@ -71,14 +72,14 @@ from txl_config import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
-    "MIN_FREQ", "NORMS", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
-    "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "SCHEMES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES",
-    "TOKEN_LEVELS", "WEIGHT_TYPES", "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "ColumnsConfig", "Config",
-    "DecoderConfig", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig",
-    "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig",
-    "RunConfig", "ScoringConfig", "SearchConfig", "SentenceConfig", "SoftmaxConfig", "TaggedConfig",
-    "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingClusterConfig", "TrainingConfig",
-    "TransformerConfig", "TransformerLMConfig", "already_checked", "at_least", "check_bins", "check_fields",
-    "check_places", "one_of", "satisfies",
+    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "GATED_ACTIVATIONS", "LEVELS",
+    "MATMUL_PRECISIONS", "MIN_FREQ", "NORMS", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS",
+    "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "SCHEMES", "STRATEGIES", "SUBWORD_TYPES",
+    "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig",
+    "ColumnsConfig", "Config", "DecoderConfig", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig",
+    "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig",
+    "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig", "SentenceConfig", "SoftmaxConfig",
+    "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingClusterConfig",
+    "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "already_checked", "at_least", "check_bins",
+    "check_fields", "check_places", "one_of", "satisfies",
 ]  # fmt: skip

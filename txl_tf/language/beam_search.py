@@ -61,7 +61,7 @@ def search(
     columns = tf.range(max_new_tokens)
 
     def penalty(length):
-        """The divisor of the log-probabilities of targets with `length` tokens (Wu et al. 2016)."""
+        """The divisor of the log-probabilities of texts with `length` tokens (Wu et al. 2016)."""
         return ((5.0 + tf.cast(length, dtype)) / 6.0) ** length_penalty
 
     def body(i, last, alive, totals, finished, scores, caches):
@@ -71,7 +71,7 @@ def search(
             i: number of tokens that each hypothesis has, without the start.
             last: int32 `[B, K]`, the last token of each hypothesis.
             alive, totals: the hypotheses that have not ended, int32 `[B, K, N]`, and their log-probabilities `[B, K]`.
-            finished, scores: the best targets that have ended, int32 `[B, K, N]`, and their scores `[B, K]`.
+            finished, scores: the best texts that have ended, int32 `[B, K, N]`, and their scores `[B, K]`.
             caches: keys and values of the hypotheses.
         """
         before = (last, alive, totals, finished, scores)
@@ -81,7 +81,7 @@ def search(
         n_token = tf.shape(sums)[2]
         if end is not None:
             ended = tf.where(is_new, end, alive)
-            # The score of an impossible target stays `none`: a division would bring it closer to 0.
+            # The score of an impossible text stays `none`: a division would bring it closer to 0.
             ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty(i + 1), none)
             scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), beam_size)
             finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
@@ -96,7 +96,7 @@ def search(
         return i + 1, *where_rows(i < limits, after, before), caches  # a row at its limit does not change any more
 
     def more(i, last, alive, totals, finished, scores, caches):
-        """Whether a hypothesis of a row can still get a better score than the worst of its finished targets."""
+        """Whether a hypothesis of a row can still get a better score than the worst of its finished texts."""
         best = totals[:, 0] / penalty(limits)  # log-probabilities can only fall, and penalties only grow
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
@@ -105,7 +105,7 @@ def search(
     totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     state = (0, tf.fill([batch, beam_size], start), empty, totals, empty, tf.fill([batch, beam_size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
-    # If the search of a row stopped before its limit, all its finished targets are at least as good as the others.
+    # If the search of a row stopped before its limit, all its finished texts are at least as good as the others.
     unended = totals / penalty(tf.minimum(i, limits))[:, None]
     scores, best = tf.math.top_k(tf.concat([scores, unended], 1), beam_size)
     return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
-from txl_tf.config import ACTIVATIONS, one_of
+from txl_tf.config import ACTIVATIONS, GATED_ACTIVATIONS, one_of
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.equations import FeedForward, feed_forward, feed_forward_block, swiglu
 from txl_tf.kernels.dropout import Drop, dropout, split
@@ -105,7 +105,7 @@ class PositionwiseFF(LowRank, Layer):
 
     def build(self, inp_shape: Any = None) -> None:
         check_width("inp", inp_shape, "d_model", self.d_model)
-        width = 2 * self.d_inner if self.activation == "swiglu" else self.d_inner
+        width = self.d_inner * (2 if self.activation in GATED_ACTIVATIONS else 1)
         for i, shape in ((1, (self.d_model, width)), (2, (self.d_inner, self.d_model))):
             kernel = self.add_weight(name=f"kernel_{i}", shape=shape, initializer=self.initializers[i - 1])
             bias = self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer="zeros")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import GATED_ACTIVATIONS
 from txl_tf.config.checks import check_integer
 from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids
 from txl_tf.language.language_model import LanguageModel
@@ -55,7 +56,7 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
     first, *later = lm.softmax.bin_sizes
     # A network without attention has neither heads nor feed-forward nets.
     n_head, d_head, d_inner = (getattr(network, name, 0) for name in ("n_head", "d_head", "d_inner"))
-    inner = 3 * d_inner if getattr(network, "activation", None) == "swiglu" else 2 * d_inner
+    inner = d_inner * (3 if getattr(network, "activation", None) in GATED_ACTIVATIONS else 2)
     keys_and_values = 4 * network.n_layer * 2 * n_head * d_head  # bytes of a position
     # Logits of a token: the words of the first cluster, an entry for each later cluster, and the largest later cluster.
     logits = first + len(later) + max(later, default=0)

@@ -28,7 +28,7 @@ from txl_tf.training.trained_model import TrainedModel, apply_gradients, clear_l
 
 
 class CarriedByParts(NamedTuple):
-    """What an evaluation carries from segment to segment, for each of the parts of the rows; see `evaluation_nll`."""
+    """The memory of an evaluation, one for each part of the rows; see `evaluation_nll`."""
 
     parts: tuple[Any, ...]
 

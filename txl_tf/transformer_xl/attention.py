@@ -102,7 +102,7 @@ def attention_parts(
     visible: Any = causal(tgt_len, mem_len) if attn_mask is None else seen(attn_mask)
     if len(visible.shape) == 4:  # a mask of heads, [B, H, T, K]
         visible = tf.transpose(visible, SWAP_BATCH_AND_HEADS)
-    special: dict[str, Any] = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
+    content = None if content_mask is None else tf.cast(content_mask, w.dtype)
     r = u = v = None
     if distances is not None:
         r, u, v, r_kernel = distances
@@ -116,8 +116,8 @@ def attention_parts(
         r = tf.pad(r, [[0, 0], [1, 0], [0, 0]])
     if zeros is not None:
         zeros = Zeros(zeros.k[:, None], zeros.v[:, None])  # for keys and values [H, B, K, D]
-        special["zero_value"] = zeros.v
-    places = Places(mem_len + tgt_len, visible, r, first=tgt_len, special=special)
+    zero_value = None if zeros is None else zeros.v
+    places = Places(mem_len + tgt_len, visible, r, first=tgt_len, content=content, zero_value=zero_value)
     scale = (o_kernel.shape[0] // n_head) ** -0.5
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme, u, v, zeros)
 

@@ -33,10 +33,10 @@ class ZeroMemory(NetworkMemory):
         tables = [tf.pad(r_k, [[0, 0], [0, 1], [0, 0]]) for r_k in projected_positions(network, klen)]
         weights = weights_of_layers(network, tables)
         visible = causal(tgt_len, network.mem_len, network.same_length)
-        special = {"zero_keys": network.mem_len}
+        # The first query and the first key have the distance M, which is row T - 1 of the table.
+        places = Places(klen, visible, first=tgt_len - 1, zero_keys=network.mem_len)
         self.layers = [
-            # The first query and the first key have the distance M, which is row T - 1 of the table.
-            ZerosOfLayer(layer, layer_weights, Places(klen, visible, layer_weights.position_keys, tgt_len - 1, special))
+            ZerosOfLayer(layer, layer_weights, places._replace(r=layer_weights.position_keys))
             for layer, layer_weights in zip(network.decoder_layers, weights, strict=True)
         ]
 

@@ -94,8 +94,11 @@ class RingPlaces(NamedTuple):
     klen: Size  # S
     r: Any  # see `_in_slot_order`: [H, S + T, D]; for a single query a list of H [S, D]; `None` without a table
     first_slot: Tensor  # int32 scalar, the slot of the first query, counted from the first of the S slots
-    visible: Tensor | None = None  # as in `Places`
-    special: dict[str, Any] = {}  # as in `Places`
+    # The rest as in `Places`. A ring has no keys that are left out because they are zeros.
+    visible: Tensor | None = None
+    content: Tensor | None = None
+    zero_keys: int = 0
+    zero_value: None = None
 
     def distances(self, q: Tensor) -> Any:
         """The distance from every query to every key, int32 `[T, S]`.
@@ -229,7 +232,7 @@ def _attend_block(
         places = places._replace(visible=distance <= view.max_distance[..., None])  # [T, S] or [B, T, S]
         if view.zero_beyond is not None:
             content = tf.cast(distance <= view.zero_beyond[..., None], content_q.dtype)  # [B, T, S]
-            places = places._replace(special={"content": content})
+            places = places._replace(content=content)
 
     def swapped(x: Tensor) -> Any:
         """From `[B, H, any, D]` to `[H, B, any, D]`, or back."""
@@ -246,7 +249,7 @@ def _attend_block(
         visible = places.visible
         of_row = places._replace(
             visible=visible if visible is None or len(visible.shape) == 2 else visible[b],
-            special={name: value[b] for name, value in places.special.items()},
+            content=None if places.content is None else places.content[b],
         )
         k, v = keys[b], values[b]
         if selects:

@@ -297,16 +297,16 @@ class DecoderMemory(CachedMemory):
 
     Args:
         layer: the `DecoderLayer`.
-        place: int scalar tensor, the position of the element.
-        cache: `(keys, values)` of the target so far, `[num_heads, batch, most, depth]` each, where `most` is the
-            largest length of a target. Only positions before `place` have a meaning.
+        position: int scalar tensor, the position of the element.
+        cache: `(keys, values)` of the target so far, `[num_heads, batch, N, depth]` each, where N is the
+            largest length of a target. Only positions before `position` have a meaning.
         source: `(keys, values)` of the encoder's output, see `source_heads`.
         seen: bool, true at keys of the source that are seen; see `visible` in `MultiHeadAttention.attend`.
     """
 
-    def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor) -> None:
+    def __init__(self, layer: Any, position: Tensor, cache: Any, source: Tensor, seen: Tensor) -> None:
         self.layer = layer
-        self.place = place
+        self.position = position
         self.cache = cache
         self.source = source
         self.seen = seen
@@ -335,9 +335,9 @@ class DecoderMemory(CachedMemory):
         self.attended.append("target")
         positions = tf.range(shape_of(self.cache[0])[2])
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)  # [H, B, 1, D] each
-        is_place = tf.cast(positions == self.place, q.dtype)[:, None]  # [most, 1], 1 at the new element
-        self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
-        return mha.attend(q, *self.cache, (positions <= self.place)[None])
+        is_new = tf.cast(positions == self.position, q.dtype)[:, None]  # [N, 1], 1 at the new element
+        self.cache = tuple(old * (1 - is_new) + new * is_new for old, new in zip(self.cache, (k, v), strict=True))
+        return mha.attend(q, *self.cache, (positions <= self.position)[None])
 
     def updated_cache(self) -> tuple[Tensor, ...]:
         """The cache with the new element.

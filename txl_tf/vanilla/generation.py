@@ -2,8 +2,8 @@
 
 `Transformer`, the `model` of most functions here, has two methods for them:
 
-    start_decoding(source, rows_each, most) -> caches, sources, seen
-    decode_step(ids, place, caches, sources, seen) -> log_probs, caches
+    start_decoding(source, rows_each, max_new_tokens) -> caches, sources, seen
+    decode_step(ids, position, caches, sources, seen) -> log_probs, caches
 
 Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
@@ -188,9 +188,9 @@ def _decoder(
     caches, *rest = model.start_decoding(source, rows_each, max_new_tokens)
     allowed = allowed_symbols(model, ()) if allowed is None else allowed
 
-    def decode(ids, place, caches):
+    def decode(ids, position, caches):
         """`model.decode_step`, in which symbols that are not allowed have the log-probability `NO_CHANCE`."""
-        log_probs, caches = model.decode_step(ids, place, caches, *rest)
+        log_probs, caches = model.decode_step(ids, position, caches, *rest)
         none = tf.constant(NO_CHANCE, log_probs.dtype)
         return tf.where(allowed, log_probs, none), caches
 

@@ -131,7 +131,7 @@ class Decoder(_Stack):
     ) -> Any:  # fmt: skip
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         memory = enc_output if isinstance(enc_output, TargetSoFar) else None
-        x = self.embed(ids, memory.place if memory else 0, embed_key)
+        x = self.embed(ids, memory.position if memory else 0, embed_key)
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
             # The memory of a layer takes the places of the encoder's output and of both masks.
@@ -156,15 +156,15 @@ class TargetSoFar(CachedMemory):
 
     Args:
         decoder: `Decoder`.
-        place: int scalar tensor, the position of the element.
+        position: int scalar tensor, the position of the element.
         caches, sources, seen: the results of `Transformer.start_decoding`: keys and values of the target and of the
             source for each layer, and where the source has elements.
     """
 
-    def __init__(self, decoder: Any, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> None:
-        self.place = place
+    def __init__(self, decoder: Any, position: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> None:
+        self.position = position
         parts = zip(decoder.stacked, caches, sources, strict=True)
-        self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
+        self.layers = [DecoderMemory(layer, position, cache, source, seen) for layer, cache, source in parts]
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -538,8 +538,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])  # [1, B, 1, S]
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
-    def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> tuple[Tensor, Any]:
-        """Reads the token `ids` `[B]` at position `place` of each target, and predicts the token after it.
+    def decode_step(
+        self, ids: Tensor, position: Tensor, caches: Any, sources: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Any]:
+        """Reads the token `ids` `[B]` at `position` of each target, and predicts the token after it.
 
         `caches`, `sources` and `seen` are results of `start_decoding`; later steps get the `caches` of the step before.
 
@@ -548,16 +550,16 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             the caches with the keys and values of `ids`.
         """
         if seen is None:  # without cached keys and values, the call reads the whole target so far: `caches`, [1, B, N]
-            targets = tf.where(tf.range(shape_of(caches)[2]) == place, ids[:, None], caches[0])
+            targets = tf.where(tf.range(shape_of(caches)[2]) == position, ids[:, None], caches[0])
             logits = self((sources, targets))
-            return tf.nn.log_softmax(tf.gather(logits, place, axis=1)), targets[None]
-        return self._cached_step(ids, place, caches, sources, seen)
+            return tf.nn.log_softmax(tf.gather(logits, position, axis=1)), targets[None]
+        return self._cached_step(ids, position, caches, sources, seen)
 
     def _cached_step(
-        self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor
+        self, ids: Tensor, position: Tensor, caches: Any, sources: Tensor, seen: Tensor
     ) -> tuple[Tensor, Any]:
         """`decode_step` with cached keys and values."""
-        memory = TargetSoFar(self.decoder, place, caches, sources, seen)
+        memory = TargetSoFar(self.decoder, position, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
         log_probs = tf.nn.log_softmax(self.logits(hidden)[:, 0])
         return log_probs, tuple(layer.updated_cache() for layer in memory.layers)
