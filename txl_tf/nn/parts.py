@@ -223,11 +223,15 @@ def unlocked(layer: Any) -> Generator[None, None, None]:
     if not layer._tracker.locked:
         yield
         return
-    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
-    strategy: Any = next(filter(None, strategies), tf.distribute.get_strategy())
     layer._tracker.unlock()
     try:
-        with strategy.scope():
+        with strategy_of(layer).scope():
             yield
     finally:
         layer._tracker.lock()
+
+
+def strategy_of(layer: Any) -> Any:
+    """The `tf.distribute` strategy in whose scope the weights of a layer were made; without one, that of the caller."""
+    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
+    return next(filter(None, strategies), tf.distribute.get_strategy())
