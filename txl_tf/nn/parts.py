@@ -28,7 +28,7 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     """The parts of a model that are not entirely the library's: `["Mine 'layer_0'", ...]`.
 
     A part is the model itself or a layer in it. It is listed if its class is not from this library, or if a user has
-    replaced a method or property of its class, or its own `call`. A user's scheme of positions is listed, too.
+    replaced a method or property of its class or of the instance. A user's scheme of positions is listed, too.
 
     Args:
         count_keras: whether layers of Keras count, too. The library's language models do not contain any.
@@ -48,14 +48,30 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
 def _is_library_part(part: Any) -> bool:
     """Whether the class of a part is this library's, and a user has replaced nothing in it.
 
-    It looks at the methods and properties that the library's classes define, not at those from Keras, and at the `call`
-    of the instance.
+    It looks at the methods and properties that the library's classes define, not at those from Keras, and at attributes
+    of the instance with the same names.
     """
     ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
     if not ours or ours[0] is not type(part) or "call" in vars(part):
         return False
-    functions = (_function_of(value) for base in ours for value in vars(base).values())
-    return all(function.__module__.startswith("txl_tf.") for function in functions if inspect.isfunction(function))
+    members = [value for base in ours for value in vars(base).values()]
+    members += [value for name, value in vars(part).items() if any(name in vars(base) for base in ours)]
+    functions = filter(inspect.isfunction, map(_function_of, members))
+    return all(function.__module__.startswith("txl_tf.") for function in functions)
+
+
+def is_overridden(part: Any, name: str) -> bool:
+    """Whether a user has overridden a method or property of a layer or model.
+
+    It may be overridden in a subclass, in the class or in the instance. The first definition that Python finds counts.
+    It is a user's if its module is not in txl_tf or Keras.
+    """
+    class_member = next((vars(base)[name] for base in type(part).__mro__ if name in vars(base)), None)
+    member = vars(part).get(name, class_member)
+    if member is None:
+        return False
+    member = getattr(member, "fget", None) or getattr(member, "__func__", member)  # a property, or a bound method
+    return (getattr(member, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
 
 
 def _function_of(member: Any) -> Any:
