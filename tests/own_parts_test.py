@@ -124,6 +124,17 @@ def test_an_own_memory_is_read_where_a_cache_would_be(install):
         own_parts.close(lm.first_nll(*map(tf.constant, own_parts.SEGMENTS[0])), expected[0])
 
 
+@pytest.mark.parametrize("install", [own_initial_mems_of_the_network, own_initial_mems_of_the_model])
+@pytest.mark.parametrize("reset_token", [None, 3])
+def test_an_own_memory_is_refused_where_documents_reset_it_to_zeros(install, reset_token):
+    lm = small(reset_token=reset_token)
+    install(lm)
+    tokens, labels = own_parts.SEGMENTS[0]
+    done = None if reset_token else np.zeros([2, 5], bool)
+    with eagerly(), raises_parameter("initial_mems", limit="zeros"):
+        lm.score(tokens, labels, done=done)
+
+
 def test_an_own_memory_of_segment_nll_alone_is_not_that_of_score():
     class Own(txl_tf.TransformerXLLM):
         def initial_mems(self, batch_size):

@@ -43,7 +43,7 @@ from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
 from txl_tf.transformer_xl.inference import weights_of_layers, writable_copy
-from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL
+from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL, refuse_own_mems
 
 
 class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
@@ -193,7 +193,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def initial_mems(self, batch_size: Size) -> list[Tensor]:
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`.
 
-        If you override it, in the model or in its network, keys and values are not cached.
+        If you override it, in the model or in its network, keys and values are not cached. `done` and `reset_token`,
+        which reset the memory to zeros, are errors then.
         """
         return self.network.initial_mems(batch_size)
 
@@ -473,8 +474,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             `call`.
 
         Raises:
-            ParameterError: the call takes no `done`, `inputs_embeds` or `output_hidden_states`; or the call of the
-                network takes no `static_shapes`.
+            ParameterError: the call takes no `done`, `inputs_embeds` or `output_hidden_states`; the call of the network
+                takes no `static_shapes`; or documents end, and a user has overridden `initial_mems`.
         """
         model = self if self.has_own_call else self.network
         mems = self.with_own_mems(tokens, mems)
@@ -489,6 +490,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             if name in unknown:
                 allowed = f"left out, because the call of {type(model).__name__} does not take it"
                 raise ParameterError(name, options[name], allowed, f"{name} must be {allowed}")
+        if self.has_own_mems and ("done" in options or getattr(self.network, "reset_token", None) is not None):
+            refuse_own_mems(self)
         if "static_shapes" in unknown and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)
