@@ -581,3 +581,14 @@ def test_a_loss_is_refused():
     with pytest.raises(ParameterError) as caught:
         make(num_layers=1).compile("adam", loss_weights=[1.0])
     assert caught.value.name == "loss_weights" and caught.value.value == [1.0]
+
+
+def test_a_final_layer_of_ones_own_computes_the_logits():
+    model = make(num_layers=1)
+    source, _ = pairs()
+    expected = model((source, TARGETS))
+    layer = keras.layers.Dense(model.target_vocab_size, activation="tanh")
+    layer.build((None, None, model.d_model))
+    layer.set_weights(model.final_layer.get_weights())
+    model.final_layer = layer
+    np.testing.assert_allclose(model((source, TARGETS)), np.tanh(expected), rtol=1e-5, atol=1e-6)
