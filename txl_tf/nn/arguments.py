@@ -120,13 +120,14 @@ def _storing(
         if group is not None:
             check_fields(group, self)
         # A subclass calls this constructor inside its own. Only the outermost one ends with a complete layer.
-        outermost = not vars(self).setdefault("_making", False)
-        vars(self)["_making"] = True
+        outermost = vars(self).setdefault("_made_by", bound) is bound
         # A model passes its values to its network, which does not need to check them again.
         with already_checked(group, self) if group is not None else contextlib.nullcontext():
             init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
-        if outermost and hasattr(self, "settle"):
-            self.settle([bound.arguments[name] for name in names])
+        if outermost:
+            del vars(self)["_made_by"]
+            if hasattr(self, "settle"):
+                self.settle([bound.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:
             raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
         if not getattr(self, "trainable", True):  # a file of a frozen layer; Keras does not pass it on to the parts

@@ -128,7 +128,7 @@ class Resumable(AmongWorkers):
         with self.distribute_strategy.scope():
             self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
         self.auto_scale_loss = auto_scale_loss
-        self.drop_steps_of_workers("train_step", "test_step")
+        self.drop_results("train_step", "test_step")
         super().compile(
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,
             steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
@@ -344,7 +344,7 @@ class Resumable(AmongWorkers):
         if changed and compiled is not None:
             make(force=True)
         if changed:
-            self.drop_steps_of_workers(f"{kind}_step")
+            self.drop_results(f"{kind}_step")
 
     def _watch(self, arguments: dict[str, Any]) -> None:
         """Adds a `_Watch` to the callbacks in the arguments of `fit`, `evaluate` or `predict`."""
