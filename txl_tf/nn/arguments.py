@@ -78,6 +78,25 @@ def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init],
     return decorate
 
 
+def refusing(check: Callable[[str, tuple[Any, ...], dict[str, Any]], None]) -> Callable[[Init], Init]:
+    """Decorator of a `stored` constructor: first, `check(name of the class, args, kwargs)` may raise an error.
+
+    The constructor itself does not know which arguments were given by position. A subclass that has a constructor of
+    its own is not checked, because it may have another order of arguments.
+    """
+
+    def decorate(init: Init) -> Init:
+        @functools.wraps(init)
+        def call(self: Any, *args: Any, **kwargs: Any) -> None:
+            if type(self).__init__ is call:
+                check(type(self).__name__, args, kwargs)
+            init(self, *args, **kwargs)
+
+        return cast(Init, call)
+
+    return decorate
+
+
 def _storing(
     init: Init, signature: inspect.Signature, group: type[Config] | None = None, not_of_body: Sequence[str] = ()
 ) -> Init:
@@ -110,8 +129,11 @@ def _storing(
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
-            by_position = [x.name for x in parameters if x.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-            hint = f": those by position are {', '.join(by_position)}" if "too many positional" in str(error) else ""
+            hint = ""
+            if "too many positional" in str(error):
+                by_name = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
+                by_position = [name for name in names if name not in by_name]
+                hint = f": {', '.join(by_position)} may be given by position, {', '.join(by_name) or 'others'} by name"
             called = type(self).__name__
             raise CallError(called, list(args), names, f"{called}: {error}{hint}") from None
         bound.apply_defaults()
