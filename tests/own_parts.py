@@ -243,9 +243,9 @@ def parts_of(name):
     class OwnPositions(family.network):
         """Sinusoids of half the distance, or place."""
 
-        def positions(self, klen, zero=0):
+        def position_table(self, length, zero=0):
             CALLED.add("OwnPositions")
-            return super().positions(klen, zero) * 0.5 + 0.25
+            return super().position_table(length, zero) * 0.5 + 0.25
 
     def model_of(network_class):
         """The family's model over another network, as `LanguageModel` documents it."""

@@ -860,6 +860,24 @@ def test_an_own_table_of_positions_may_be_longer(monkeypatch):
     assert np.all(lm.score(text[:, :8], text[:, 1:])[0] > 0)
 
 
+@pytest.mark.parametrize("method", ["position_table", "positions"])  # the second is the name before 0.1.0
+def test_a_table_of_an_own_network_may_be_longer(method):
+    def repeated(self, length, zero=0):
+        return tf.gather(tf.convert_to_tensor(self.pos_table), tf.range(length) % self.context_len)[None]
+
+    text, own_class = words(2, 8), type("Own", (txl_tf.TransformerXL,), {method: repeated})
+    own, other = (
+        cls(**SMALL, positions="learned", context_len=n) for cls, n in ((own_class, 4), (txl_tf.TransformerXL, 8))
+    )
+    own.build_at_once()
+    other.build_at_once()
+    weights = {weight.path.split("/", 1)[1]: weight for weight in own.weights}
+    for weight in other.weights:
+        value = weights[weight.path.split("/", 1)[1]].numpy()
+        weight.assign(np.tile(value, [2, 1]) if weight.path.endswith("pos_table") else value)
+    close(own(text)[0], other(text)[0])
+
+
 @pytest.mark.parametrize("positions", [name for name in SCHEMES if name != "relative"])
 def test_the_original_program_has_relative_positions_alone(positions, tmp_path):
     lm = make(positions)

@@ -120,23 +120,25 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
     Args:
         read: function that computes something with the model from a cache.
     """
-    results = vars(model).setdefault("_graphs", {})  # dropped when a part changes
-    if "why_not_cached" not in results:
+
+    def find() -> Exception | None:
+        """Traces `read` if the model has parts of a user."""
         parts = own_parts(model)
-        reason = None
+        if not parts:
+            return None
         try:
-            if parts:
-                with tf.init_scope():
-                    tf.function(read, autograph=False).get_concrete_function()
+            with tf.init_scope():
+                tf.function(read, autograph=False).get_concrete_function()
         except Exception as error:
-            reason = error
             message = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)  # in the text that Keras adds
             logging.getLogger("txl_tf").warning(
                 "the model cannot be computed from cached keys and values, so evaluation and generation are slower "
                 "(own parts: %s): %s", ", ".join(parts), message[1] if message else error,
             )  # fmt: skip
-        results["why_not_cached"] = reason
-    return results["why_not_cached"]
+            return error
+        return None
+
+    return model.cached_result("why_not_cached", find)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations

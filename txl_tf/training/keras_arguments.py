@@ -141,8 +141,7 @@ def is_overridden(model: Any, name: str) -> bool:
 
     The first definition that Python finds counts. It is a user's if its module is not in txl_tf or Keras.
     """
-    class_member = next((vars(base)[name] for base in type(model).__mro__ if name in vars(base)), None)
-    member = vars(model).get(name, class_member)
+    member = vars(model).get(name, inspect.getattr_static(type(model), name, None))
     if member is None:
         return False
     member = getattr(member, "fget", None) or getattr(member, "__func__", member)  # a property, or a bound method
@@ -156,11 +155,6 @@ def takes_by_position(method: Callable, n: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def takes_name(method: Callable, name: str) -> bool:
-    """Whether a method has an argument of this name. `**kwargs` does not count."""
-    return name in inspect.signature(getattr(method, "python_function", method)).parameters
 
 
 def refuse_hooks(model: Any, reasons: dict[str, str]) -> None:

@@ -19,12 +19,12 @@ from txl_tf.config import at_least
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.schema import check_names
+from txl_tf.schema import check_names, keywords_of
 from txl_tf.training.among_workers import OWN_BATCHES, AmongWorkers
 from txl_tf.training.compiled_metrics import NO_METRICS, CompiledMetrics, names_of, refuse_taken_names, results_of
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
-from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks, takes_name
+from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks
 from txl_tf.training.trained_model import Turns, apply_gradients
 from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 
@@ -128,7 +128,7 @@ class Resumable(AmongWorkers):
         with self.distribute_strategy.scope():
             self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
         self.auto_scale_loss = auto_scale_loss
-        self.drop_steps_of_workers("train_step", "test_step")
+        self.drop_results("train_step", "test_step")
         super().compile(
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,
             steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
@@ -344,7 +344,7 @@ class Resumable(AmongWorkers):
         if changed and compiled is not None:
             make(force=True)
         if changed:
-            self.drop_steps_of_workers(f"{kind}_step")
+            self.drop_results(f"{kind}_step")
 
     def _watch(self, arguments: dict[str, Any]) -> None:
         """Adds a `_Watch` to the callbacks in the arguments of `fit`, `evaluate` or `predict`."""
@@ -482,7 +482,7 @@ class Resumable(AmongWorkers):
         """This replica's share of the loss from a user's `compute_loss`; `None` if the user has not overridden it."""
         if not is_overridden(self, "compute_loss"):
             return None
-        options = {"training": training} if takes_name(self.compute_loss, "training") else {}
+        options = {"training": training} if "training" in keywords_of(self.compute_loss) else {}
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
         return tf.cast(loss, self.loss_dtype) / self.distribute_strategy.num_replicas_in_sync
 
