@@ -28,7 +28,7 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     """The parts of a model that are not entirely the library's: `["Mine 'layer_0'", ...]`.
 
     A part is the model itself or a layer in it. It is listed if its class is not from this library, or if a user has
-    replaced a method or property of its class, or its own `call`. A user's scheme of positions is listed, too.
+    replaced a method or property of its class, or a method of the instance. So is a user's scheme of positions.
 
     Args:
         count_keras: whether layers of Keras count, too. The library's language models do not contain any.
@@ -48,14 +48,26 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
 def _is_library_part(part: Any) -> bool:
     """Whether the class of a part is this library's, and a user has replaced nothing in it.
 
-    It looks at the methods and properties that the library's classes define, not at those from Keras, and at the `call`
-    of the instance.
+    It looks at the methods and properties that the library's classes define, not at those from Keras, and at the
+    methods of the instance.
     """
     ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
-    if not ours or ours[0] is not type(part) or "call" in vars(part):
+    if not ours or ours[0] is not type(part) or _methods_of_instance(part):
         return False
     functions = (_function_of(value) for base in ours for value in vars(base).values())
     return all(function.__module__.startswith("txl_tf.") for function in functions if inspect.isfunction(function))
+
+
+def _methods_of_instance(part: Any) -> set[str]:
+    """Names of the methods that a user has set on the object itself, in place of those of its class."""
+    methods = {name for name in vars(part) if inspect.isfunction(getattr(type(part), name, None))}
+    # Keras sets methods, too, such as `build`.
+    return {name for name in methods if not _is_of(vars(part)[name], "txl_tf", "keras")}
+
+
+def _is_of(function: Any, *packages: str) -> bool:
+    """Whether a function comes from one of these packages."""
+    return (getattr(function, "__module__", None) or "").partition(".")[0] in packages
 
 
 def _function_of(member: Any) -> Any:
@@ -204,7 +216,12 @@ def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     except Exception:  # loading the configuration will raise the same error
         return config
     for part, other in zip(model._flatten_layers(), copy_of_model._flatten_layers(), strict=False):
-        if type(part) is not type(other) or ("call" in vars(part)) != ("call" in vars(other)):
+        lost = sorted(_methods_of_instance(part) - _methods_of_instance(other))
+        if lost and (part is not model or "call" in lost):  # other methods of a model, such as its steps, may be set
+            allowed = f"a method of the class {type(part).__name__}, or of a registered subclass"
+            message = f"a loaded file would not have the {lost[0]} that was set on {part.name}: make it {allowed}"
+            raise ParameterError(lost[0], getattr(part, lost[0]), allowed, message)
+        if type(part) is not type(other):
             allowed = f"a {type(other).__name__}, as a model made from the configuration has it"
             message = (
                 f"{part.name} of {model.name} is a {type(part).__name__}, but a loaded file would have a "

@@ -296,14 +296,14 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
 
 
 def replaces_part(x: Any, name: str, value: Any) -> bool:
-    """Whether setting the attribute `name` of `x` to `value` replaces its class, its call or one of its parts."""
-    if name in ("__class__", "call"):
+    """Whether setting the attribute `name` of `x` to `value` replaces its class, one of its methods or of its parts."""
+    if name == "__class__" or (callable(value) and inspect.isfunction(getattr(type(x), name, None))):
         return True
     return isinstance(value, keras.Layer) and isinstance(getattr(x, name, None), keras.Layer)
 
 
 def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
-    """Replaces a part of a layer or model, its class or its `call`, after its constructor. Drops the old graphs.
+    """Replaces a part of a layer or model, its class or a method, after its constructor. Drops the old graphs.
 
     Raises:
         FixedAttributeError: the change would replace a method of `fixed_methods`; or a graph with the old part exists
