@@ -101,8 +101,8 @@ class LoopState:
         nll, tokens, overflow, grad_norm, steps = self.totals.numpy()
         logs = {"loss": nll / tokens if tokens else 0.0, "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
         logs |= metrics_of(tf.constant(logs["loss"]), self.log_names)
-        means = {name: total / steps for name, (total, steps) in self.own_sums.items()}
-        return {**{name: float(logs[name]) for name in self.log_names}, **{n: float(x) for n, x in means.items()}}
+        means = {name: float(total) / steps for name, (total, steps) in self.own_sums.items()}
+        return {**{name: float(logs[name]) for name in self.log_names}, **means}
 
 
 def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tensor]:
