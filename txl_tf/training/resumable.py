@@ -6,7 +6,6 @@ On one machine, Keras's own `fit` trains them. Several workers use `fit_among_wo
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,19 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training.among_workers import OWN_BATCHES, AmongWorkers
-from txl_tf.training.compiled_metrics import NO_METRICS, CompiledMetrics, names_of, refuse_taken_names, results_of
+from txl_tf.training.compiled_metrics import (
+    NO_METRICS,
+    CompiledMetrics,
+    names_of,
+    numbers_in,
+    refuse_taken_names,
+    results_of,
+    set_numbers,
+)
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
 from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks
-from txl_tf.training.trained_model import Turns, apply_gradients
+from txl_tf.training.trained_model import SUMS, Turns, apply_gradients
 from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 
 _REFUSED = {
@@ -608,26 +615,11 @@ class Resumable(AmongWorkers):
     # ----------------------------------------------------------------------------------------- stopping and resuming
 
     @property
-    def metric_totals(self) -> np.ndarray:
-        """float64 array: the sums from which the logs of this epoch are computed."""
-        sums = [np.ravel(tf.convert_to_tensor(variable).numpy()) for variable in self._sums]
-        return np.concatenate(sums).astype(np.float64)
+    def metric_totals(self) -> dict[str, np.ndarray]:
+        return {SUMS: numbers_in(self.metrics)}
 
-    def set_metric_totals(self, array: np.ndarray) -> None:
-        """Restores sums from `metric_totals`.
-
-        Callbacks call it after an epoch has begun, and after an evaluation, which resets the metrics.
-        """
-        sizes = [math.prod(variable.shape) for variable in self._sums]
-        if sum(sizes) != len(array):
-            raise ParameterError("array", array, f"{sum(sizes)} numbers, as metric_totals has")
-        for variable, values in zip(self._sums, np.split(array, np.cumsum(sizes)[:-1]), strict=True):
-            variable.assign(np.reshape(values, variable.shape).astype(variable.dtype))
-
-    @property
-    def _sums(self) -> list[keras.Variable]:
-        """The variables of all metrics."""
-        return [variable for metric in self.metrics for variable in metric.variables]
+    def set_metric_totals(self, sums: dict[str, np.ndarray]) -> None:
+        set_numbers(self.metrics, sums[SUMS])
 
 
 class _Watch(keras.callbacks.Callback):

@@ -19,6 +19,8 @@ from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.optimization import count_of_batches
 
+SUMS = "window"  # key in a checkpoint: the sums of the current interval of steps. Further sums are in "window:..."
+
 # Arguments of `keras.Model.compile` that become attributes of the model.
 _KERAS_ARGUMENTS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
 
@@ -241,6 +243,21 @@ class TrainedModel(Unquantized, MixedIntoModel):
     def training_logs(self) -> dict[str, float]:
         """The logs of the current epoch, aggregated over its training steps."""
         return {name: float(value) for name, value in self.get_metrics_result().items()}
+
+    @property
+    def metric_totals(self) -> dict[str, np.ndarray]:
+        """`{key in a checkpoint: float64 array}` of the sums from which the logs of this epoch are computed.
+
+        All workers must call it.
+        """
+        raise NotImplementedError
+
+    def set_metric_totals(self, sums: dict[str, np.ndarray]) -> None:
+        """Restores sums from `metric_totals`.
+
+        Callbacks call it after an epoch has begun, and after an evaluation, which resets metrics.
+        """
+        raise NotImplementedError
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
         """`{name: array}` of the state that is carried from batch to batch, without weights and optimizer.
