@@ -134,7 +134,8 @@ def test_steps_that_a_call_of_keras_would_exceed_are_refused(task):
 
 
 def test_all_batches_of_a_dataset_may_be_given_as_a_number_of_steps():
-    model, data = compiled(tagger, steps_per_execution=2, run_eagerly=True), batches(tagger).dataset().take(3)
+    model = compiled(encoder_decoder, steps_per_execution=2, run_eagerly=True)
+    data = batches(encoder_decoder).dataset().take(3)
     assert int(data.cardinality()) == 3
     model.fit(data, steps_per_epoch=3, validation_data=data, validation_steps=3, verbose=0)
     assert int(model.optimizer.iterations) == 3
