@@ -323,7 +323,7 @@ def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tool, word_run, tmp_path, monkeypatch, capfd):
     marked = codecs.BOM_UTF8 + b"w3 w5"
     (tmp_path / "prompt").write_bytes(marked)
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(marked)))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(marked), isatty=lambda: False))
     written = []
     for source in (["--prompt=w3 w5"], [f"--prompt_file={tmp_path / 'prompt'}"], []):
         run_here(tool, f"--model_dir={word_run[0]}", "--max_new_tokens=3", "--greedy", *source)
