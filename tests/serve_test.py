@@ -232,9 +232,18 @@ def test_a_client_that_leaves_frees_its_place(served):
     assert not served.decoder._jobs
 
 
-def test_no_more_texts_wait_than_are_allowed(served):
+@pytest.fixture
+def make_decoder(served, monkeypatch):
+    """A function that makes a `Decoder` of the served model, with the graphs of the decoder that serves it."""
+    graphs = ("_start", "_join", "_keep", "_write", "_write_with_alternatives", "_read", "_alternatives")
+    made = {name: getattr(served.decoder, name) for name in graphs}
+    monkeypatch.setattr(Decoder, "_make_graphs", lambda decoder: vars(decoder).update(made))
+    return functools.partial(Decoder, served.lm)
+
+
+def test_no_more_texts_wait_than_are_allowed(make_decoder):
     pieces = []
-    decoder = Decoder(served.lm, max_rows=1, max_waiting=2)
+    decoder = make_decoder(max_rows=1, max_waiting=2)
     try:
         jobs = [Job(np.array([1]), 64, pieces.append) for _ in range(8)]
         with pytest.raises(Busy):
@@ -260,8 +269,8 @@ class Client:
             self.ended.set()
 
 
-def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, monkeypatch):
-    decoder = Decoder(served.lm, max_rows=4)
+def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, make_decoder, monkeypatch):
+    decoder = make_decoder(max_rows=4)
     prompt = np.array([1])
     try:
         gone, client = Client(RuntimeError("Event loop is closed")), Client()
@@ -291,8 +300,8 @@ def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, monkeypatch
         decoder.close()
 
 
-def test_a_cancelled_text_gets_no_error(served, monkeypatch):
-    decoder = Decoder(served.lm)
+def test_a_cancelled_text_gets_no_error(make_decoder, monkeypatch):
+    decoder = make_decoder()
     error = ValueError("the graph fails")
     submitted = threading.Event()
     cancelled, client = Client(), Client()
@@ -330,8 +339,8 @@ def test_an_error_after_the_end_of_a_choice_does_not_end_the_request(served):
     assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("b", "stop")] * 2
 
 
-def test_a_closed_decoder_takes_no_job(served):
-    decoder = Decoder(served.lm)
+def test_a_closed_decoder_takes_no_job(make_decoder):
+    decoder = make_decoder()
     decoder.close()
     with pytest.raises(RuntimeError) as raised:
         decoder.submit(Job(np.array([1]), 3, Client()))
