@@ -100,7 +100,7 @@ def served(tmp_path_factory):
     {"seed": 3, "top_k": 5, "min_p": 0.02, "repetition_penalty": 1.5, "repetition_window": 4},
 ])  # fmt: skip
 def test_a_completion_is_what_generate_writes(served, options):
-    found = served.complete(prompt="abc", max_tokens=20, **options)
+    found = served.complete(**{"prompt": "abc", "max_tokens": 20, "top_k": 0, "top_p": 1, "min_p": None, **options})
     assert [choice["text"] for choice in found["choices"]] == served.generated("abc", **options)
     assert found["choices"][0]["finish_reason"] == "length"
     assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 20, "total_tokens": 23}
@@ -201,7 +201,8 @@ def test_an_empty_prompt_continues_a_line(served):
     ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"), ({"seed": 2**40}, "seed"), ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"best_of": 2}, "best_of"),
     ({"presence_penalty": 0.5}, "presence_penalty"), ({"logit_bias": {"1": 1}}, "logit_bias"),
-    ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"),
+    ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"), ({"top_k": -1}, "top_k"), ({"top_k": 1.0}, "top_k"),
+    ({"min_p": True}, "min_p"), ({"repetition_window": 0}, "repetition_window"), ({"top_p": 10**400}, "top_p"),
 ])  # fmt: skip
 def test_a_wrong_parameter_is_named(served, values, name):
     found = requests.post(f"{served.url}/v1/completions", json={"prompt": "a", **values}, timeout=60)

@@ -28,7 +28,6 @@ MATMUL_PRECISIONS = ("float32", "bfloat16")
 AUTO = "auto"  # depends on the machine, see `choose_precision`
 TRACKERS = ("none", "wandb", "mlflow")
 WEIGHT_TYPES = ("float32", "float16", "bfloat16")  # types of the stored weights of a served model
-REPETITION_WINDOW = 64  # default number of tokens that `repetition_penalty` looks back at
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 

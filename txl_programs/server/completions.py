@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import random
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -18,17 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from txl_config import REPETITION_WINDOW
-from txl_config.errors import brief
+from txl_config import SamplingConfig
+from txl_config.errors import ParameterError, brief
 from txl_programs.server.errors import Failed
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.language.sampling import LONGEST_WINDOW, RANGES
+from txl_tf.language.sampling import seeds_of_sequences
 from txl_tf.language.text_generator import TextStream
 from txl_tf.serving.decoder import Alternatives, Decoder, Job, Piece
 
 MOST_STOPS = 4
 MOST_LOGPROBS = 5
-NEXT_SEED = 0x9E3779B9  # difference between the seeds of two texts of a prompt, see `sampling_of_sequences`
 # Parameters of OpenAI's interface that this server does not support, and the values that it accepts for them, which
 # change nothing.
 NEUTRAL: dict[str, tuple] = {
@@ -67,20 +65,6 @@ def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
     return value
 
 
-def number(values: dict, name: str, default: float) -> float:
-    """Returns the number `name` of a request; `default` if it is left out or null.
-
-    Raises Failed if it is no number, or outside its range in `RANGES`.
-    """
-    value = values.get(name)
-    if value is None:
-        return default
-    in_range, allowed = RANGES[name]
-    if type(value) not in (int, float) or not in_range(np.float64(value)):
-        raise Failed(400, f"{name} must {allowed}, got {brief(value)}", name)
-    return float(value)
-
-
 def flag(values: dict, name: str) -> bool:
     """Returns the bool `name` of a request; False if it is left out or null. Raises Failed for any other value."""
     value = values.get(name)
@@ -104,8 +88,8 @@ class Options:
     """
 
     KNOWN = (
-        "model", "prompt", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs", "echo",
-        "stop", "seed", "best_of", "user", "top_k", "min_p", "repetition_penalty", "repetition_window", *NEUTRAL,
+        "model", "prompt", "max_tokens", "n", "stream", "stream_options", "logprobs", "echo", "stop", "seed", "best_of",
+        "user", *SamplingConfig.names(), *NEUTRAL,
     )  # fmt: skip
 
     def __init__(self, values: dict, vocab: Vocab, bounds: Bounds):
@@ -134,18 +118,11 @@ class Options:
         self.include_usage = flag(stream_options or {}, "include_usage")
         self.stop = self._stop(values.get("stop"))
         seed = whole(values, "seed", None, -(2**31), 2**31 - 1)
-        self.sampling = {
-            "temperature": number(values, "temperature", 1.0),
-            "top_p": number(values, "top_p", 1.0),
-            "min_p": number(values, "min_p", 0.0),
-            "repetition_penalty": number(values, "repetition_penalty", 1.0),
-            "repetition_window": whole(values, "repetition_window", REPETITION_WINDOW, 1, LONGEST_WINDOW),
-            "top_k": whole(values, "top_k", 0, 0, 2**31 - 1),
-        }
+        self.sampling = _sampling(values)
         self.prompts = self._prompts(values.get("prompt"), vocab, bounds)
         if len(self.prompts) * self.n > bounds.max_rows:
             raise Failed(400, f"n times the number of prompts must be at most {bounds.max_rows}", "n")
-        self.seeds = [_seeds(seed, self.n) for _ in self.prompts]  # of each prompt, the seeds of its n texts
+        self.seeds = [seeds_of_sequences(seed, self.n) for _ in self.prompts]  # for each prompt, the seeds of its texts
 
     def _stop(self, stop: Any) -> list[str]:
         """Returns the stop strings of a request as a list. Raises Failed if there are too many, or one is empty.
@@ -199,14 +176,16 @@ class Options:
         return ids
 
 
-def _seeds(seed: int | None, n: int) -> list[int]:
-    """Returns the seeds of the n texts of a prompt: those of `lm.generate` with `num_return_sequences=n`.
+def _sampling(values: dict) -> dict[str, float]:
+    """Returns the options of sampling of a request. Options that are left out or null have their defaults.
 
-    Without a seed, all n seeds are random.
+    Raises Failed if one is wrong.
     """
-    if seed is None:
-        return [random.randrange(2**31) for _ in range(n)]
-    return [(seed + i * NEXT_SEED + 2**31) % 2**32 - 2**31 for i in range(n)]
+    given = {name: values[name] for name in SamplingConfig.names() if values.get(name) is not None}
+    try:
+        return SamplingConfig(**given).to_dict()
+    except ParameterError as error:
+        raise Failed(400, str(error), error.name) from None
 
 
 class Choice:
