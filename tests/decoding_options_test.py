@@ -141,7 +141,7 @@ def test_a_processor_decides_what_may_follow(options):
     assert (plain[:, 1:] == plain[:, :-1]).any()
 
 
-def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs(eager):
+def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs():
     lm, prompt, seen = make(), words(2, 4), []
 
     def watch(tokens, log_probs):
@@ -163,10 +163,10 @@ def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs(eager):
 
 
 def log_prob_of(lm, text, token):
-    log_probs, _ = lm.log_probs(text[None, :4])
-    mems = lm.log_probs(text[None, :4])[1]
-    for i in range(4, len(text)):
-        log_probs, mems = lm.log_probs(text[None, i : i + 1], mems)
+    with eagerly():
+        log_probs, mems = lm.log_probs(text[None, :4])
+        for i in range(4, len(text)):
+            log_probs, mems = lm.log_probs(text[None, i : i + 1], mems)
     return log_probs[0, -1, token]
 
 
@@ -180,18 +180,18 @@ def log_prob_of(lm, text, token):
         *(pytest.param(each, marks=SLOW) for each in ({}, {"positions": "rotary"})),
     ],
 )
-def test_pieces_of_a_prompt_are_read_with_memory(options, eager):
-    lm, prompt, lengths = make(n_layer=2, **options), words(3, 11), [11, 4, 7]
+def test_pieces_of_a_prompt_are_read_with_memory(options):
+    lm, prompt, lengths = make(**options), words(3, 11), [11, 4, 7]
     text = lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0).numpy()
     for b, n in enumerate(lengths):
-        mems = None
-        for start in [0, *range(n % 4 or 4, n, 4)]:
-            end = min(start + 4, n) if start else (n % 4 or 4)
-            log_probs, mems = lm.log_probs(prompt[b : b + 1, start:end], mems)
-        for i in range(4):
-            token = int(tf.argmax(log_probs[0, -1]))
-            assert text[b, n + i] == token
-            log_probs, mems = lm.log_probs(np.array([[token]]), mems)
+        ends, mems = [*range(n % 4 or 4, n + 1, 4)], None
+        with eagerly():
+            for start, end in zip([0, *ends], ends, strict=False):
+                log_probs, mems = lm.log_probs(prompt[b : b + 1, start:end], mems)
+            for i in range(4):
+                token = int(tf.argmax(log_probs[0, -1]))
+                assert text[b, n + i] == token
+                log_probs, mems = lm.log_probs(np.array([[token]]), mems)
     np.testing.assert_array_equal(
         lm.generate(prompt, 4, lengths=lengths, segment=11, seed=1), lm.generate(prompt, 4, lengths=lengths, seed=1)
     )
