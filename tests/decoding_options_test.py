@@ -71,20 +71,20 @@ def test_the_stop_string_that_a_beam_search_does_not_take_is_named(given):
         make().generate(words(1, 4), 2, beam_size=2, vocab=vocab, **given)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 2.0])
-def test_texts_that_end_compete_by_their_penalised_scores(penalty):
+def test_texts_that_end_compete_by_their_penalised_scores():
     lm, prompt, end = make(), words(1, 4), 2
-    texts, lengths = lm.generate(
-        prompt, 2, beam_size=N_TOKEN, stop_token=end, length_penalty=penalty, with_lengths=True, num_return_sequences=3
-    )
     pairs = PAIRS[PAIRS[:, 0] != end]
     with eagerly():
-        scores = dict(zip(map(tuple, pairs), totals(lm, prompt[0], pairs) / (7 / 6) ** penalty, strict=True))
-        scores[(end,)] = totals(lm, prompt[0], np.array([[end]]))[0]
-    best = sorted(scores, key=scores.get, reverse=True)
-    for text, length, expected in zip(texts.numpy(), lengths.numpy(), best, strict=False):
-        assert tuple(text[4:length]) == expected
-        assert (text[length:] == end).all()
+        of_pairs, (of_end,) = (totals(lm, prompt[0], texts) for texts in (pairs, np.array([[end]])))
+    options = {"beam_size": N_TOKEN, "stop_token": end, "with_lengths": True, "num_return_sequences": 3}
+    for penalty in (0.0, 2.0):
+        texts, lengths = lm.generate(prompt, 2, length_penalty=penalty, **options)
+        scores = dict(zip(map(tuple, pairs), of_pairs / (7 / 6) ** penalty, strict=True))
+        scores[(end,)] = of_end
+        best = sorted(scores, key=scores.get, reverse=True)
+        for text, length, expected in zip(texts.numpy(), lengths.numpy(), best, strict=False):
+            assert tuple(text[4:length]) == expected, f"penalty {penalty}"
+            assert (text[length:] == end).all(), f"penalty {penalty}"
 
 
 @SLOW

@@ -832,7 +832,7 @@ def test_masks_and_memories_of_a_wrong_length_have_a_name_in_a_graph():
     def called(tokens, mask, mem):
         return network(tokens, [mem] * network.n_layer, padding_mask=mask)[0]
 
-    call = tf.function(called).get_concrete_function(*specs)
+    call = tf.function(called, autograph=False).get_concrete_function(*specs)
     mask, mem = np.arange(6) < [[6], [3]], np.zeros([2, 5, 8], np.float32)
     expected = called(tf.constant(text), tf.constant(mask), tf.constant(mem))
     np.testing.assert_allclose(call(*map(tf.constant, (text, mask, mem))), expected, rtol=1e-5, atol=1e-6)
