@@ -25,6 +25,16 @@ def format(request):
     return request.param
 
 
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["as traced", "simplified"])
+def simplified(request, format, monkeypatch):
+    """Whether tf2onnx simplifies a graph, which takes it longer than all else. It always does for language models."""
+    if format == "onnx" and not request.param:
+        from tf2onnx import optimizer
+
+        optimize = optimizer.optimize_graph
+        monkeypatch.setattr(optimizer, "optimize_graph", lambda graph, *_, **__: optimize(graph, optimizers={}))
+
+
 def runner(path):
     """A function of arrays by their names, which returns arrays by their names."""
     if path.endswith(".onnx"):
@@ -87,6 +97,7 @@ def test_the_vanilla_language_model(tmp_path, format):
         export_portable(lm, tmp_path / "other", format=format, length=9)
 
 
+@pytest.mark.usefixtures("simplified")
 def test_an_encoder_decoder(tmp_path, format):
     make_encoder_decoder(tmp_path / "run")
     model, vocabs = txl_tf.load_run(tmp_path / "run")
@@ -105,13 +116,8 @@ def test_an_encoder_decoder(tmp_path, format):
     assert (folder / "source_vocab.txt").exists() and (folder / "target_vocab.txt").exists()
 
 
-@pytest.mark.parametrize("simplified", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_taggers_have_the_best_paths_of_their_crf(tmp_path, format, simplified, monkeypatch):
-    if format == "onnx" and not simplified:  # tf2onnx takes longer to simplify the graphs than for all else
-        from tf2onnx import optimizer
-
-        optimize = optimizer.optimize_graph
-        monkeypatch.setattr(optimizer, "optimize_graph", lambda graph, *_, **__: optimize(graph, optimizers={}))
+@pytest.mark.usefixtures("simplified")
+def test_taggers_have_the_best_paths_of_their_crf(tmp_path, format):
     make_tagger(tmp_path / "tener")
     make_flat(tmp_path / "flat")
     inputs = {
