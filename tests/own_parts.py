@@ -578,7 +578,7 @@ def make(family, way, setting, adaptive=True):
     classes, own = FAMILIES[family], OWN[family]
     options = {**SIZES, **classes.options, **(ADAPTIVE if adaptive else {}), "dropout": 0.0, "seed": 3}
     keras.utils.set_random_seed(1)
-    lm = way.model(classes, own)(**options, **setting.options)
+    lm = way.model(classes, own)(**{**options, **setting.options})
     randomise(lm)
     if setting.compiled is not None:
         lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)

@@ -41,7 +41,7 @@ def test_a_vector_is_the_mean_over_the_tokens_of_the_line(run, layer):
         np.testing.assert_allclose(vector, alone(lm, vocab, line, layer), atol=1e-6)
 
 
-def test_neither_batches_nor_the_folder_matter_and_long_lines_are_read_with_memory(run):
+def test_neither_batches_nor_the_folder_matter_and_long_lines_are_read_with_memory(run, eager):
     folder, lm, vocab = run
     expected = txl_tf.text_vectors((lm, vocab), LINES)
     np.testing.assert_allclose(txl_tf.text_vectors(folder, LINES, batch_tokens=1), expected, atol=1e-6)
