@@ -42,19 +42,11 @@ _stack = tf_stack.extract_stack()
 tf_stack.extract_stack = lambda stacklevel=1: _stack
 
 from tensorflow.python.autograph.pyct import loader as autograph_files  # noqa: E402
-from tensorflow.python.ops import gen_resource_variable_ops, map_fn  # noqa: E402
+from tensorflow.python.ops import gen_resource_variable_ops  # noqa: E402
 
 # TensorFlow compiles the operation that makes a variable anew for each name that is meant for a debugger.
 _var_handle_op = gen_resource_variable_ops.var_handle_op
 gen_resource_variable_ops.var_handle_op = lambda debug_name="", **options: _var_handle_op(**options)
-
-
-# In eager mode, `tf.map_fn` converts its function and all that it calls by AutoGraph: up to ten seconds for a test. In
-# the library's graphs it does not.
-_tf_convert = map_fn.autograph.tf_convert
-map_fn.autograph = SimpleNamespace(
-    tf_convert=lambda f, context: f if tf.executing_eagerly() else _tf_convert(f, context)
-)
 
 import fcntl  # noqa: E402
 import gc  # noqa: E402

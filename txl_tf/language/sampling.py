@@ -284,6 +284,7 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
 
     no_limit: Any = None  # integers of all 32 bits
 
+    @tf.autograph.experimental.do_not_convert  # eager `map_fn` would convert all that it calls
     def draw(key):
         """The two numbers of one token."""
         # From the same words, XLA makes other float64 numbers than TensorFlow's kernel. So this makes the kernel's: 52
