@@ -6,7 +6,7 @@ On one machine, Keras's own `fit` trains them. Several workers use `fit_among_wo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -38,7 +38,7 @@ from txl_tf.training.weighting import check_sample_weight, class_table, finite_w
 _REFUSED = {
     "loss_weights": "the loss is the model's own; sample_weight weighs rows and labels",
 }
-_HOOKS_REFUSED = {"stateless_compute_loss": "fit never calls it with TensorFlow: override compute_loss"}
+_NEVER_CALLED = {"stateless_compute_loss": "fit never calls it with TensorFlow: override compute_loss"}
 _HOOKS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # a step calls them
 
 
@@ -74,12 +74,15 @@ class Resumable(AmongWorkers):
     Attributes:
         measures: the names of the values that the model measures, for a message.
         takes: what `x` and `y` of `fit` are, for a message.
+        unused_methods: `{name: reason, and what to do instead}` of methods that a subclass must not override, because
+            some methods of the model compute the same without them.
         own_names: names of metrics that the model always measures. If `compile` gets one of them, it is ignored.
         loss_mean, grad_norm: metrics, the mean loss and the norm of the gradients. The subclass sets them.
     """
 
     measures: str = "loss"
     takes: str = "loss"
+    unused_methods: Mapping[str, str] = {}
     own_names: tuple[str, ...] = ()
     loss_mean: keras.metrics.Metric
     grad_norm: keras.metrics.Metric
@@ -123,9 +126,10 @@ class Resumable(AmongWorkers):
         Raises:
             ParameterError: `loss` or `loss_weights` is given, `steps_per_execution` is less than 1, a switch is neither
                 True nor False, a metric is not known to Keras, has a name that exists already or was made outside of
-                the strategy's scope, or the model overrides `stateless_compute_loss`, which Keras does not call.
+                the strategy's scope, or the model overrides `stateless_compute_loss`, which Keras does not call, or
+                one of `unused_methods`.
         """
-        refuse_hooks(self, _HOOKS_REFUSED)
+        refuse_hooks(self, {**_NEVER_CALLED, **self.unused_methods})
         if loss is not None:
             raise ParameterError("loss", loss, f"None: the model has its own, it measures {self.measures}")
         refuse("compile", {"loss_weights": loss_weights}, _REFUSED)
@@ -309,7 +313,7 @@ class Resumable(AmongWorkers):
         user's metric has the name of one of the library's.
         """
         with self._turns(method):
-            refuse_hooks(self, _HOOKS_REFUSED)
+            refuse_hooks(self, {**_NEVER_CALLED, **self.unused_methods})
             library_metrics = self._library_metrics
             names = dict.fromkeys(metric.name for metric in (*library_metrics, self.grad_norm))
             refuse_taken_names(self, (*library_metrics, self.grad_norm), names)
