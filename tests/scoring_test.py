@@ -240,7 +240,8 @@ def test_lines_are_taken_block_by_block_and_newlines_at_their_ends_are_theirs(mo
     scores = score_lines(lm, vocab, lines)
     assert next(scores).text == "w0" and taken == [0, 1, 2]
     assert [score.text for score in scores] == [f"w{i}" for i in range(1, 8)]
-    assert list(data_lines.in_blocks([None, "a", None, None, "b", "c", "d", "e"])) == [["a"], ["b", "c", "d"], ["e"]]
+    paused = iter([None, "a", None, None, "b", "c", "d", "e"])
+    assert list(data_lines.in_blocks(paused)) == [["a"], ["b", "c", "d"], ["e"]]
     monkeypatch.setattr(data_lines, "BLOCK_SIZE", 4)
     assert list(data_lines.in_blocks(["ab", "c", "de", "fghij", ""])) == [["ab", "c", "de"], ["fghij"], [""]]
 
