@@ -32,7 +32,7 @@ from txl_tf.data.text.prepared_folder import (
     check_free,
     check_same,
     check_sums,
-    inputs_of,
+    described_inputs,
     new_files,
     progress_bar,
     read_prepared_info,
@@ -213,7 +213,7 @@ def prepare(
     with new_files(data_dir) as folder:
         read = recipe.counted + [path for paths in recipe.files.values() for path in paths]
         progress = progress_bar(sum(size_of(path) or 0 for path in read)) if verbose and dataset != "pydoc" else None
-        _write_corpus(folder, recipe, inputs_of(recipe, data_dir), shard_tokens, workers, progress)
+        _write_corpus(folder, recipe, described_inputs(recipe, data_dir), shard_tokens, workers, progress)
     return load_corpus(data_dir)
 
 
@@ -267,7 +267,7 @@ def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
 def _write_corpus(
     folder: str,
     recipe: datasets.Recipe,
-    inputs: dict[str, int | None],
+    inputs: dict[str, Any],
     shard_tokens: int | None,
     workers: Any,
     progress: Progress | None = None,
@@ -277,7 +277,7 @@ def _write_corpus(
     Args:
         folder: the empty folder.
         recipe: files and rules of the text.
-        inputs: the inputs in corpus-info.json, see `inputs_of`.
+        inputs: see `write_files`.
         shard_tokens, workers: as in `prepare`.
         progress: called with the number of bytes of each piece of the text, in the pass that counts tokens and in the
             pass that encodes them.
