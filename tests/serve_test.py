@@ -137,7 +137,7 @@ def test_a_text_ends_before_its_stop_string(served, stream):
     (whole,) = served.generated("abc", 40, seed=1)
     stop = whole[17:20]
     cut = whole.index(stop)
-    values = {"prompt": "abc", "seed": 1, "max_tokens": 40, "stop": ["never", stop], "logprobs": 0}
+    values = {"prompt": "abc", "seed": 1, "max_tokens": 40, "stop": ["no\n", stop], "logprobs": 0}
     if not stream:
         (choice,) = served.complete(**values)["choices"]
         assert (choice["text"], choice["finish_reason"]) == (whole[:cut], "stop")
@@ -198,7 +198,9 @@ def test_an_empty_prompt_continues_a_line(served):
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 65}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
     ({"n": 9}, "n"), ({"n": 5, "prompt": ["a", "b"]}, "n"), ({"temperature": -1}, "temperature"),
     ({"temperature": "1"}, "temperature"), ({"top_p": 0}, "top_p"), ({"logprobs": 6}, "logprobs"),
-    ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"), ({"seed": 2**40}, "seed"), ({"stream": 1}, "stream"),
+    ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a", "\u00e9"]}, "stop"), ({"stop": "A"}, "stop"), ({"stop": "\r\n"}, "stop"), ({"temperature": 10**400}, "temperature"),
+    ({"seed": 2**40}, "seed"), ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"best_of": 2}, "best_of"),
     ({"presence_penalty": 0.5}, "presence_penalty"), ({"logit_bias": {"1": 1}}, "logit_bias"),
     ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"),
