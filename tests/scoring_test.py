@@ -350,4 +350,6 @@ def test_a_line_without_a_tab_is_no_continuation(words):
     assert found[0].tokens == 2 and mentions(str(found[1]), "in.txt", 2)
     with raises_parameter("continuations", True):
         list(score_lines(*words, ["w1\tw2"], continuations=True, carry_memory=True))
+    with raises_parameter("batch_tokens", 9, limit="carry_memory"):
+        list(score_lines(*words, ["w1"], carry_memory=True, batch_tokens=9))
     assert scoring.at_tab("a \t b", "subword") == ("a", "a  b")
