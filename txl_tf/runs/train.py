@@ -403,7 +403,7 @@ class Run:
             self.origin.load(self.model, self.model_config, self.training, self.final, self.new_weights)
         elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
-            load_weights(self.model, self.training.warm_start_path)
+            load_weights(self.model, self.training.warm_start_path, check_finite=True)
         self.model.inner_optimizer.start_average(self.model.trainable_variables)
         return None, None
 
