@@ -396,6 +396,8 @@ class Run:
         if step >= 0:
             path = self.folder.checkpoint(step)
             logger.info("continuing from %s", path)
+            if self.training.warm_start_path:
+                logger.warning("warm_start_path=%s is for a new run: it is not read", self.training.warm_start_path)
             return self.checkpoints.restore(path)
         if self.checkpoints.write:  # an earlier run, which has no checkpoints any more, may have left its best weights
             self.checkpoints.remove_best()
