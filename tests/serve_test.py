@@ -29,6 +29,8 @@ pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install sta
 
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
 from txl_programs.server.completions import Bounds, Choice, Completions, _deliverer  # noqa: E402
+from txl_programs.server.errors import Failed  # noqa: E402
+from txl_programs.server.predict import array_of  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 from txl_programs.web.listening import listen, url_of  # noqa: E402
 
@@ -548,6 +550,11 @@ def test_a_wrong_request_gets_one_sentence(served, values, status):
     assert found.status_code == status and 0 < len(found.json()["error"]) <= 500, found.text
 
 
+def test_null_in_place_of_a_string_is_refused_with_the_name_of_the_input():
+    with pytest.raises(Failed, match=r"^text must .* None$"):
+        array_of("text", ["a", None], "string")
+
+
 @tf.function
 def take_third(values):
     return tf.gather(values, 3)
@@ -660,6 +667,8 @@ def test_wrong_flags_are_named_before_the_model_is_loaded(tool, served, tmp_path
         run_here(tool, f"--model_dir={folder}", "--name=a/b")
     with raises_parameter("length_penalty"):
         run_here(tool, f"--model_dir={folder}", "--length_penalty=1")
+    with raises_parameter("beam_size", 4, "left out"):
+        run_here(tool, f"--model_dir={folder}", "--beam_size=4")
     with socket.create_server(("127.0.0.1", 0)) as taken, raises_parameter("port"):
         run_here(tool, f"--model_dir={folder}", f"--port={taken.getsockname()[1]}")
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from txl_config.data import INFO_FILE
 from txl_tf.config import DATASETS, TextConfig, at_least
+from txl_tf.config.checks import check_integer
 from txl_tf.data.subwords import load_vocab
 from txl_tf.data.text import datasets, encoding
 from txl_tf.data.text.download import fetch
@@ -368,8 +369,8 @@ def prepare_ids(
         # python train.py --data_dir=data/mine --model_dir=runs/mine
 
     Args:
-        ids: `{split: ids}` for the splits train and perhaps valid and test. The ids are an array of integers `[n]`, or
-            an iterable of such arrays.
+        ids: `{split: ids}` for the splits train and perhaps valid and test. The ids are an array or a list of integers
+            `[n]`, or an iterable of such arrays.
         data_dir: a folder without a corpus, local or remote; created if it does not exist.
         vocab: vocabulary of the ids. By default, the symbols of the ids are their numbers, so that a text is a list
             of numbers: "12 7 300".
@@ -384,12 +385,16 @@ def prepare_ids(
     if not isinstance(ids, Mapping) or "train" not in ids or not ids.keys() <= {"train", "valid", "test"}:
         allowed = "a dictionary of the splits train, valid and test, with train"
         raise ParameterError("ids", ids, allowed, f"ids must be {allowed}, got {brief(ids)}")
+    if vocab is not None and not isinstance(vocab, Vocab):
+        raise ParameterError("vocab", vocab, "a Vocab")
     if vocab is not None and n_token is not None:
         raise ParameterError("n_token", n_token, "left out with vocab")
     if read_prepared_info(data_dir) is not None:
         raise ParameterError("data_dir", data_dir, "a folder that is not prepared yet")
     check_free(data_dir, vocab.level if vocab else "word")
-    given = {split: [ids[split]] if hasattr(ids[split], "dtype") else ids[split] for split in ids}
+    if n_token is not None:
+        check_integer("n_token", n_token, 1)
+    given = {split: [ids[split]] if _is_one_array(ids[split]) else ids[split] for split in ids}
     arrays = {split: [_checked_ids(split, array) for array in parts] for split, parts in given.items()}
     for split, parts in arrays.items():
         if sum(map(len, parts)) < 2:
@@ -408,6 +413,11 @@ def prepare_ids(
         options = {"level": vocab.level, "own_ids": True}
         write_files(folder, "text", vocab, [], pieces, options, {}, shard_tokens)
     return load_corpus(data_dir)
+
+
+def _is_one_array(ids: Any) -> bool:
+    """Whether the ids of a split are one array or a list of numbers, and not an iterable of arrays."""
+    return hasattr(ids, "dtype") or (isinstance(ids, (list, tuple)) and len(ids) > 0 and np.ndim(ids[0]) == 0)
 
 
 def _checked_ids(split: str, array: Any) -> np.ndarray:
