@@ -159,18 +159,12 @@ def test_wrong_ids_are_named(tmp_path):
             prepare_ids(ids, tmp_path / "data", vocab, n_token=n_token)
     with raises_parameter("n_token", 7.0):
         prepare_ids({"train": good}, tmp_path / "other", n_token=7.0)
+    with raises_parameter("shard_tokens", 2.0):
+        prepare_ids({"train": good}, tmp_path / "other", shard_tokens=2.0)
     with raises_parameter("vocab", "vocab.txt"):
         prepare_ids({"train": good}, tmp_path / "other", "vocab.txt")
-    for wrong in (
-        [0.5, 1.0],
-        ["a", "b"],
-        good.astype(float),
-        good[None],
-        good - 1,
-        good[:1],
-        good[:0],
-        np.array([2**31]),
-    ):
+    wrong_arrays = good.astype(float), good[None], good - 1, good[:1], good[:0], np.array([2**31])
+    for wrong in (3, "1 2", [0.5, 1.0], ["a", "b"], *wrong_arrays):
         with raises_parameter("ids"):
             prepare_ids({"train": wrong}, tmp_path / "other")
     assert not (tmp_path / "other" / "corpus-info.json").exists()

@@ -104,6 +104,8 @@ def test_a_line_is_text_without_its_end():
     assert text_of(b"\xffa", "surrogateescape") == "\udcffa" and sentence_of(b"a b\r\n") == "a b"
     with raises_parameter("text", None):
         text_of(b"ab\xff")
+    with raises_parameter("text", 3, "a string or bytes"):
+        text_of(3)
     with raises_parameter("text", "a\nb\nc"):
         sentence_of("a\nb\nc")
 

@@ -244,8 +244,11 @@ def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
 
     Raises:
         ParameterError: the text is not UTF-8, and `errors` is "strict": the value of the error is the probable
-            encoding. Or a string has half of a surrogate pair, whatever `errors` is.
+            encoding. Or a string has half of a surrogate pair, whatever `errors` is; or the text is neither a string
+            nor bytes.
     """
+    if not isinstance(text, (str, bytes)):
+        raise ParameterError(name, text, "a string or bytes")
     try:
         data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     except UnicodeEncodeError as error:  # half of a surrogate pair

@@ -394,8 +394,9 @@ def prepare_ids(
     check_free(data_dir, vocab.level if vocab else "word")
     if n_token is not None:
         check_integer("n_token", n_token, 1)
-    given = {split: [ids[split]] if _is_one_array(ids[split]) else ids[split] for split in ids}
-    arrays = {split: [_checked_ids(split, array) for array in parts] for split, parts in given.items()}
+    if shard_tokens is not None:
+        check_integer("shard_tokens", shard_tokens, 1)
+    arrays = {split: [_checked_ids(split, array) for array in _arrays_of(split, ids[split])] for split in ids}
     for split, parts in arrays.items():
         if sum(map(len, parts)) < 2:
             raise ParameterError("ids", split, "at least two ids in each split", f"ids has too few ids in {split}")
@@ -415,9 +416,17 @@ def prepare_ids(
     return load_corpus(data_dir)
 
 
-def _is_one_array(ids: Any) -> bool:
-    """Whether the ids of a split are one array or a list of numbers, and not an iterable of arrays."""
-    return hasattr(ids, "dtype") or (isinstance(ids, (list, tuple)) and len(ids) > 0 and np.ndim(ids[0]) == 0)
+def _arrays_of(split: str, ids: Any) -> Iterable:
+    """Returns the arrays of a split: its only one, perhaps a list of numbers, or those of an iterable.
+
+    Raises ParameterError if the ids are neither.
+    """
+    if hasattr(ids, "dtype") or (isinstance(ids, (list, tuple)) and len(ids) > 0 and np.ndim(ids[0]) == 0):
+        return [ids]
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        message = f"ids[{split!r}] must be integers [n], got {brief(ids)}"
+        raise ParameterError("ids", ids, "integers [n]", message)
+    return ids
 
 
 def _checked_ids(split: str, array: Any) -> np.ndarray:
