@@ -30,6 +30,7 @@ from txl_tf.data.lines import LineError
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.generation import generate
 from txl_tf.language.text_generator import Continuation, TextStream
+from txl_tf.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("opened_once")
 
@@ -214,6 +215,12 @@ def test_several_samples_are_those_of_generate(tool, word_run, capfd):
     expected = [vocab.decode(text[:length]) for text, length in zip(texts.numpy(), lengths, strict=True)]
     assert out == "".join(f"{text}\n" for text in expected) and len(set(expected)) == 3
     assert [line for line in err.splitlines() if line.startswith("---")] == [f"--- {i} of 3" for i in (1, 2, 3)]
+
+
+def test_stop_strings_are_utf_8_in_any_locale(tool, word_run):
+    folder, *_ = word_run
+    set_flags(tool, f"--model_dir={folder}", "--stop=\udcc3\udca9", "--stop=é", r"--stop=a\n")
+    assert tool.text_options(RunFolder(folder))["stop_strings"] == ["é", "é", "a\n"]
 
 
 @pytest.mark.slow
