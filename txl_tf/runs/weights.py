@@ -135,13 +135,14 @@ def load_weights(
 
     Raises: as `load_tf1_checkpoint`.
     """
-    read = weights_reader(model, checkpoint, leave_out, extend)
+    reader = checkpoint if isinstance(checkpoint, CheckpointReader) else CheckpointReader(checkpoint)
+    read = weights_reader(model, reader, leave_out, extend)
     variables = _without(weights_by_name(model), leave_out)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set
     for name, array in arrays.items():
         if check_finite and not is_finite(array):
-            message = f"{checkpoint} has weights that are not finite: {name}"
-            raise UnreadableCheckpoint("checkpoint", os.fspath(checkpoint), "finite weights", message)
+            message = f"{reader.path} has weights that are not finite: {name}"
+            raise UnreadableCheckpoint("checkpoint", reader.path, "finite weights", message)
     for name, variable in variables.items():
         variable.assign(arrays[name])
 

@@ -41,11 +41,11 @@ def named_vocabs(vocabs: Vocab | Sequence[Vocab], sizes: dict[str, int | None], 
         ParameterError: there are more or fewer vocabularies than `sizes`, one is no `Vocab`, or one has another size
             than in `sizes`.
     """
-    vocabs = [vocabs] if isinstance(vocabs, Vocab) or not isinstance(vocabs, (list, tuple)) else vocabs
-    if len(vocabs) != len(sizes):
-        message = f"vocab must be [{', '.join(sizes)}] for {model}, got {len(vocabs)} of them"
-        raise ParameterError("vocab", len(vocabs), f"[{', '.join(sizes)}]", message)
-    named = dict(zip(sizes, vocabs, strict=True))
+    several: Any = vocabs if isinstance(vocabs, (list, tuple)) else [vocabs]
+    if len(several) != len(sizes):
+        message = f"vocab must be [{', '.join(sizes)}] for {model}, got {len(several)} of them"
+        raise ParameterError("vocab", len(several), f"[{', '.join(sizes)}]", message)
+    named = dict(zip(sizes, several, strict=True))
     for name, vocab in named.items():
         if not isinstance(vocab, Vocab):
             raise ParameterError(name, vocab, "a Vocab")
