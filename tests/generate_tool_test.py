@@ -237,6 +237,12 @@ def test_several_samples_are_those_of_generate(tool, word_run, capfd):
     assert [line for line in err.splitlines() if line.startswith("---")] == [f"--- {i} of 3" for i in (1, 2, 3)]
 
 
+def test_stop_strings_are_utf_8_in_any_locale(tool, word_run):
+    folder, *_ = word_run
+    set_flags(tool, f"--model_dir={folder}", "--stop=\udcc3\udca9", "--stop=é", r"--stop=a\n")
+    assert tool.text_options(RunFolder(folder))["stop_strings"] == ["é", "é", "a\n"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stop",

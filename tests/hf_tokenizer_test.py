@@ -138,6 +138,9 @@ def test_own_ids_become_a_run(tmp_path, eager):
     found = load_corpus(tmp_path / "data")
     np.testing.assert_array_equal(found.splits["train"], ids)
     assert len(found.splits["valid"]) == 150
+    listed = prepare_ids({"train": ids.tolist(), "valid": [ids[:100], ids[:50]]}, tmp_path / "listed")
+    for split in ("train", "valid"):
+        np.testing.assert_array_equal(listed.splits[split], found.splits[split])
     train_run(tmp_path / "run", None, data={"data_dir": str(tmp_path / "data")}, **SHORT)
     lm, vocab = txl_tf.load_run(tmp_path / "run")
     assert lm.network.n_token == 9
@@ -155,7 +158,14 @@ def test_wrong_ids_are_named(tmp_path):
         with raises_parameter(name):
             ids, vocab, n_token = (*arguments, None, None)[:3]
             prepare_ids(ids, tmp_path / "data", vocab, n_token=n_token)
-    for wrong in (good.astype(float), good[None], good - 1, good[:1], good[:0], np.array([2**31])):
+    with raises_parameter("n_token", 7.0):
+        prepare_ids({"train": good}, tmp_path / "other", n_token=7.0)
+    with raises_parameter("shard_tokens", 2.0):
+        prepare_ids({"train": good}, tmp_path / "other", shard_tokens=2.0)
+    with raises_parameter("vocab", "vocab.txt"):
+        prepare_ids({"train": good}, tmp_path / "other", "vocab.txt")
+    wrong_arrays = good.astype(float), good[None], good - 1, good[:1], good[:0], np.array([2**31])
+    for wrong in (3, "1 2", [0.5, 1.0], ["a", "b"], *wrong_arrays):
         with raises_parameter("ids"):
             prepare_ids({"train": wrong}, tmp_path / "other")
     assert not (tmp_path / "other" / "corpus-info.json").exists()

@@ -455,6 +455,9 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
         (["--kind=context", "--context_step=0"], "context_step", 0),
         (["--kind=memory"], "tgt_len", None),
         (["--kind=memory", "--mem_len=0"], "mem_len", 0),
+        (["--kind=memory", "--text=abc", "--max_tokens=1"], "max_tokens", 1),
+        (["--kind=memory", "--font=log.csv"], "font", "log.csv"),
+        (["--kind=context", "--mem_len=-5"], "mem_len", -5),
         (["--kind=attention", "--text=abc", "--font=log.csv"], "font", "log.csv"),
     ],
     ids=str,
@@ -688,6 +691,7 @@ def test_the_program_draws_ideas_without_a_run(main, tmp_path, capsys, arguments
         (["--kind=shift", "--model_dir=x"], ["--model_dir", "--kind=curves, attention", "--kind=shift"]),
         (["--kind=curves", "--model_dir=x", "--text=a"], ["--text", "--kind=attention, terms, memory"]),
         (["--kind=terms"], ["terms", "--model_dir"]),
+        (["--kind=memory", "--model_dir=x", "--max_tokens=-100"], ["max_tokens", -100]),
     ],
     ids=str,
 )

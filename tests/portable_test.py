@@ -9,6 +9,7 @@ from helpers import SMALL, eagerly, program, raises_parameter, randomise, run_he
 from small_runs import make_encoder_decoder, make_flat, make_tagger
 
 import txl_tf
+from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import too_old
 from txl_tf.serving import portable
 from txl_tf.serving.portable import FORMATS, export_portable
@@ -168,6 +169,7 @@ def test_best_path_is_the_viterbi_algorithm_without_loops():
 def test_wrong_arguments_are_named(tmp_path):
     lm = txl_tf.TransformerXLLM(**SMALL, mem_len=4)
     for name, options in {"format": {"format": "pb"}, "batch_size": {"batch_size": 0}, "length": {"length": 0},
+                          "vocab": {"vocab": Vocab("byte")},
                           "source_length": {"source_length": 3}}.items():  # fmt: skip
         with raises_parameter(name):
             export_portable(lm, tmp_path / "out", **{"format": "tflite", **options})

@@ -145,10 +145,11 @@ def test_checkpoints_of_another_program_are_not_trained_over(run, tmp_path):
     assert mentions(str(error), f"{other}/model.ckpt-7")
 
 
-def test_a_run_goes_on_where_its_warm_start_is_gone(run, tmp_path):
+def test_a_run_goes_on_where_its_warm_start_is_gone(run, tmp_path, capsys):
     run_dir, text = run
     gone = {"warm_start_path": str(tmp_path / "gone" / "ckpt-12")}
     train_run(run_dir, str(text), training=gone, **FEW)  # trained already: evaluates
+    assert mentions(capsys.readouterr().out, "warm_start_path", gone["warm_start_path"])
     with raises_parameter("checkpoint", error=CheckpointGone):
         train_run(tmp_path / "new", str(text), training=gone)
 

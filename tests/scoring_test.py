@@ -242,7 +242,8 @@ def test_lines_are_taken_block_by_block_and_newlines_at_their_ends_are_theirs(mo
     scores = score_lines(lm, vocab, lines)
     assert next(scores).text == "w0" and taken == [0, 1, 2]
     assert [score.text for score in scores] == [f"w{i}" for i in range(1, 8)]
-    assert list(data_lines.in_blocks([None, "a", None, None, "b", "c", "d", "e"])) == [["a"], ["b", "c", "d"], ["e"]]
+    paused = iter([None, "a", None, None, "b", "c", "d", "e"])
+    assert list(data_lines.in_blocks(paused)) == [["a"], ["b", "c", "d"], ["e"]]
     monkeypatch.setattr(data_lines, "BLOCK_SIZE", 4)
     assert list(data_lines.in_blocks(["ab", "c", "de", "fghij", ""])) == [["ab", "c", "de"], ["fghij"], [""]]
 
@@ -353,4 +354,6 @@ def test_a_line_without_a_tab_is_no_continuation(words):
     assert found[0].tokens == 2 and mentions(str(found[1]), "in.txt", 2)
     with raises_parameter("continuations", True):
         list(score_lines(*words, ["w1\tw2"], continuations=True, carry_memory=True))
+    with raises_parameter("batch_tokens", 9, limit="carry_memory"):
+        list(score_lines(*words, ["w1"], carry_memory=True, batch_tokens=9))
     assert scoring.at_tab("a \t b", "subword") == ("a", "a  b")

@@ -29,6 +29,8 @@ pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install sta
 
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
 from txl_programs.server.completions import Bounds, Choice, Completions, _deliverer  # noqa: E402
+from txl_programs.server.errors import Failed  # noqa: E402
+from txl_programs.server.predict import array_of  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 from txl_programs.web.listening import listen, url_of  # noqa: E402
 
@@ -137,7 +139,7 @@ def test_a_text_ends_before_its_stop_string(served, stream):
     (whole,) = served.generated("abc", 40, seed=1)
     stop = whole[17:20]
     cut = whole.index(stop)
-    values = {"prompt": "abc", "seed": 1, "max_tokens": 40, "stop": ["never", stop], "logprobs": 0}
+    values = {"prompt": "abc", "seed": 1, "max_tokens": 40, "stop": ["no\n", stop], "logprobs": 0}
     if not stream:
         (choice,) = served.complete(**values)["choices"]
         assert (choice["text"], choice["finish_reason"]) == (whole[:cut], "stop")
@@ -198,7 +200,9 @@ def test_an_empty_prompt_continues_a_line(served):
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 65}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
     ({"n": 9}, "n"), ({"n": 5, "prompt": ["a", "b"]}, "n"), ({"temperature": -1}, "temperature"),
     ({"temperature": "1"}, "temperature"), ({"top_p": 0}, "top_p"), ({"logprobs": 6}, "logprobs"),
-    ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"), ({"seed": 2**40}, "seed"), ({"stream": 1}, "stream"),
+    ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a", "\u00e9"]}, "stop"), ({"stop": "A"}, "stop"), ({"stop": "\r\n"}, "stop"),
+    ({"temperature": 10**400}, "temperature"), ({"seed": 2**40}, "seed"), ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"best_of": 2}, "best_of"),
     ({"presence_penalty": 0.5}, "presence_penalty"), ({"logit_bias": {"1": 1}}, "logit_bias"),
     ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"), ({"top_k": -1}, "top_k"), ({"top_k": 1.0}, "top_k"),
@@ -556,6 +560,11 @@ def test_a_wrong_request_gets_one_sentence(served, values, status):
     assert found.status_code == status and 0 < len(found.json()["error"]) <= 500, found.text
 
 
+def test_null_in_place_of_a_string_is_refused_with_the_name_of_the_input():
+    with pytest.raises(Failed, match=r"^text must .* None$"):
+        array_of("text", ["a", None], "string")
+
+
 @tf.function
 def take_third(values):
     return tf.gather(values, 3)
@@ -668,6 +677,8 @@ def test_wrong_flags_are_named_before_the_model_is_loaded(tool, served, tmp_path
         run_here(tool, f"--model_dir={folder}", "--name=a/b")
     with raises_parameter("length_penalty"):
         run_here(tool, f"--model_dir={folder}", "--length_penalty=1")
+    with raises_parameter("beam_size", 4, "left out"):
+        run_here(tool, f"--model_dir={folder}", "--beam_size=4")
     with socket.create_server(("127.0.0.1", 0)) as taken, raises_parameter("port"):
         run_here(tool, f"--model_dir={folder}", f"--port={taken.getsockname()[1]}")
 

@@ -74,6 +74,9 @@ def test_what_has_no_vector(run):
     assert np.isnan(found[1]).all() and np.isfinite(found[::2]).all()
     with raises_parameter("layer", 3):
         txl_tf.text_vectors((lm, vocab), LINES, layer=3)
+    for missing in (["w1", None], iter(["w1", None])):
+        with raises_parameter("lines", None):
+            txl_tf.text_vectors((lm, vocab), missing)
 
 
 def test_the_program_writes_an_array_or_lines(run, tool, tmp_path, capsys):

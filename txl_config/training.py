@@ -279,6 +279,8 @@ class ScoringConfig(Config):
         super().__post_init__()
         if self.continuations and self.carry_memory:
             raise ParameterError("continuations", True, "left out with carry_memory")
+        if self.carry_memory and self.batch_tokens != ScoringConfig.batch_tokens:
+            raise ParameterError("batch_tokens", self.batch_tokens, "left out with carry_memory: the text is one row")
 
 
 @group

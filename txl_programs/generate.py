@@ -313,7 +313,8 @@ def sampling_options() -> dict[str, Any]:
 def text_options(folder) -> dict[str, Any]:
     """Returns the arguments of `check_texts` besides the vocabulary, from the flags. A beam search has no sampling."""
     numbers = values(("num_return_sequences", "stop_at_newline", "stop_at_document", "beam_size", "length_penalty"))
-    stops = {"stop_strings": [*map(unescape, FLAGS.stop)]}
+    # `os.fsencode`: in a locale without UTF-8, the bytes of the command line are not text yet.
+    stops = {"stop_strings": [unescape(decoded(os.fsencode(text), name="--stop")) for text in FLAGS.stop]}
     sampling = {} if FLAGS.beam_size > 1 else sampling_options()
     return {**numbers, **stops, **sampling, "logits_processor": processor_of(folder)}
 

@@ -20,8 +20,10 @@ import numpy as np
 from txl_config import SamplingConfig
 from txl_config.errors import ParameterError, brief
 from txl_programs.server.errors import Failed
+from txl_tf.data.text_files import plain_text
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.sampling import seeds_of_sequences
+from txl_tf.language.stopping import spell
 from txl_tf.language.text_generator import TextStream
 from txl_tf.serving.decoder import Alternatives, Decoder, Job, Piece
 
@@ -75,6 +77,27 @@ def flag(values: dict, name: str) -> bool:
     return value
 
 
+def characters_of(vocab: Vocab) -> frozenset[str]:
+    """Returns the characters of the texts that a model can write. Empty at levels without a symbol for each of them."""
+    if vocab.level in ("byte", "subword"):
+        return frozenset()
+    return frozenset("".join(vocab.symbols)) | frozenset(" \n" if vocab.level == "word" else "")
+
+
+def can_write(vocab: Vocab, text: str, characters: frozenset[str]) -> bool:
+    """Whether a text may occur in the texts that a model writes.
+
+    A stop string may begin and end inside a word, unlike the stop strings of `txl_tf.language.stopping`.
+    """
+    if vocab.level not in ("byte", "subword"):
+        return characters.issuperset(text)
+    try:
+        spell(vocab, text)
+    except ParameterError:
+        return False
+    return True
+
+
 class Options:
     """The checked parameters of a request, as attributes.
 
@@ -82,6 +105,7 @@ class Options:
         values: the JSON object of the request.
         vocab: vocabulary of the model.
         bounds: bounds of a request.
+        characters: see `characters_of`.
 
     Raises:
         Failed: a parameter is wrong or would have no effect.
@@ -92,7 +116,7 @@ class Options:
         "user", *SamplingConfig.names(), *NEUTRAL,
     )  # fmt: skip
 
-    def __init__(self, values: dict, vocab: Vocab, bounds: Bounds):
+    def __init__(self, values: dict, vocab: Vocab, bounds: Bounds, characters: frozenset[str]):
         for name in values:
             if name not in self.KNOWN:
                 raise Failed(
@@ -116,7 +140,7 @@ class Options:
         ):
             raise Failed(400, "stream_options must be an object with include_usage, and needs stream", "stream_options")
         self.include_usage = flag(stream_options or {}, "include_usage")
-        self.stop = self._stop(values.get("stop"))
+        self.stop = self._stop(values.get("stop"), vocab, characters)
         seed = whole(values, "seed", None, -(2**31), 2**31 - 1)
         self.sampling = _sampling(values)
         self.prompts = self._prompts(values.get("prompt"), vocab, bounds)
@@ -124,11 +148,15 @@ class Options:
             raise Failed(400, f"n times the number of prompts must be at most {bounds.max_rows}", "n")
         self.seeds = [seeds_of_sequences(seed, self.n) for _ in self.prompts]  # for each prompt, the seeds of its texts
 
-    def _stop(self, stop: Any) -> list[str]:
-        """Returns the stop strings of a request as a list. Raises Failed if there are too many, or one is empty.
+    def _stop(self, stop: Any, vocab: Vocab, characters: frozenset[str]) -> list[str]:
+        """Returns the stop strings of a request as a list.
+
+        Raises Failed if there are too many, if one is empty, or if no text can contain one.
 
         Args:
             stop: a string, a list of strings, or `None` for no stop string. Failed is raised for any other value.
+            vocab: vocabulary of the model.
+            characters: see `characters_of`.
         """
         stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
         is_list = isinstance(stops, list) and len(stops) <= MOST_STOPS
@@ -136,6 +164,11 @@ class Options:
             raise Failed(
                 400, f"stop must be at most {MOST_STOPS} strings that are not empty, got {brief(stop)}", "stop"
             )
+        stops = [plain_text(text) if vocab.has_plain_text else text for text in stops]
+        for text in stops:
+            if not text or not can_write(vocab, text, characters):
+                message = f"stop must be text that the vocabulary of {len(vocab)} symbols can spell, got {brief(stop)}"
+                raise Failed(400, message, "stop")
         return stops
 
     def _prompts(self, prompt: Any, vocab: Vocab, bounds: Bounds) -> list[np.ndarray]:
@@ -340,12 +373,13 @@ class Completions:
         self.vocab = vocab
         self.decoder = decoder
         self.bounds = bounds
+        self.characters = characters_of(vocab)
 
     def checked(self, values: dict) -> Options:
         """Returns the parameters of a request. Raises Failed if one is wrong, or names another model."""
         if values.get("model", self.name) != self.name:
             raise Failed(404, f"model must be {self.name}, got {brief(values['model'])}", "model")
-        return Options(values, self.vocab, self.bounds)
+        return Options(values, self.vocab, self.bounds, self.characters)
 
     async def answer(self, options: Options) -> dict[str, Any]:
         """Generates all texts, and returns the whole answer."""
