@@ -261,7 +261,7 @@ def test_decoding_obeys_the_scheme_where_it_is_constrained(labels):
 
 
 def test_without_starts_and_ends_there_are_no_weights_of_them():
-    tagger, inputs = make_tagger("tener", start_end=False)
+    tagger, inputs = make_tagger("keras", start_end=False)
     assert tagger.crf.start_scores is None and tagger.crf.end_scores is None
     emissions, mask = tagger.emissions(inputs)
     tags = random_tags()
@@ -290,7 +290,7 @@ def python_spans(labels, tags, mask):
 
 @pytest.mark.parametrize("labels", [pytest.param(labels, marks=[] if "M-X" in labels else SLOW) for labels in SCHEMES])
 def test_ends_and_starts_are_those_of_the_spans(labels):
-    tagger, _ = make_tagger("tener", labels=labels)
+    tagger, _ = make_tagger("keras", labels=labels)
     tags, mask = paths_of(labels)
     ends, starts = (x.numpy() for x in tagger.span_ends(tf.constant(tags), tf.constant(mask)))
     expected = python_spans(labels, tags, mask)
@@ -303,7 +303,7 @@ def test_ends_and_starts_are_those_of_the_spans(labels):
 
 @pytest.mark.parametrize("labels", [pytest.param(labels, marks=[] if "M-X" in labels else SLOW) for labels in SCHEMES])
 def test_counts_of_right_found_and_expected_entities(labels):
-    tagger, _ = make_tagger("tener", labels=labels)
+    tagger, _ = make_tagger("keras", labels=labels)
     tags, mask = paths_of(labels)
     target, _ = paths_of(labels, seed=1)
     target = np.where(np.arange(len(tags))[:, None] % 2, target, tags)  # half of them are right
@@ -528,7 +528,7 @@ def test_predict_gives_the_tags_that_decode_gives(name):
 
 
 def test_compile_takes_no_loss():
-    tagger, _ = make_tagger("tener")
+    tagger, _ = make_tagger("keras")
     with raises_parameter("loss", "mse"):
         tagger.compile(sgd(), loss="mse")
     with pytest.raises(ParameterError) as caught:
@@ -629,7 +629,7 @@ def test_evaluation_weighs_the_nll_and_counts_entities_as_they_are():
 
 
 def test_bad_weights_and_no_tags_are_one_clear_error():
-    tagger, inputs = make_tagger("tener")
+    tagger, inputs = make_tagger("keras")
     tagger.compile(sgd(), run_eagerly=True)
     for arguments, weights, name, limit in [
         ((), {}, "y", "fit(inputs, tags)"),
@@ -681,15 +681,16 @@ def test_a_saved_tagger_trains_on_as_it_would_have(name, tmp_path):
     rates = {} if "keras" in name else {"network": {"dropout": 0.1}}
     tagger, inputs = make_tagger(name, output_dropout=0.1, **rates)
     tagger.compile(sgd(momentum=0.9), run_eagerly=True)
-    tagger.fit(batches(name), verbose=0)
+    data = batches(name, batch_size=8)
+    tagger.fit(data, verbose=0)
     tagger.save(tmp_path / "tagger.keras")
     loaded = keras.saving.load_model(tmp_path / "tagger.keras")
-    expected = tagger.fit(batches(name), verbose=0).history
-    assert loaded.fit(batches(name), verbose=0).history == expected
+    expected = tagger.fit(data, verbose=0).history
+    assert loaded.fit(data, verbose=0).history == expected
     np.testing.assert_array_equal(loaded(inputs), tagger(inputs))
     other = keras.saving.load_model(tmp_path / "tagger.keras")
     other.optimizer.iterations.assign(0)
-    assert other.fit(batches(name), verbose=0).history != expected
+    assert other.fit(data, verbose=0).history != expected
 
 
 @pytest.mark.parametrize("name", cases("tener", of=["tener", "flat"]))
