@@ -868,25 +868,23 @@ def test_regularizers_of_the_network_are_trained_for():
 def test_tags_of_another_length_have_a_name_once_lengths_are_unknown():
     tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS, pos_embed="fix", max_seq_len=6), LABELS)
     tagger.compile("sgd")
+
+    def dataset(lengths):
+        """Batches of one sentence, of unknown lengths: those of the characters and of the tags."""
+        pairs = [({"chars": np.full(n, 3, np.int32)}, np.zeros(n_tags, np.int32)) for n, n_tags in lengths]
+        spec = tf.TensorSpec([None], tf.int32)
+        data = tf.data.Dataset.from_generator(lambda: iter(pairs), output_signature=({"chars": spec}, spec))
+        return data.padded_batch(1)
+
+    tagger.evaluate(dataset([(4, 4)]), verbose=0)
     inputs = {"chars": ids([5, 4])}
-    for n in (4, 3):
-        tagger.evaluate({"chars": ids([n, n])}, np.zeros([2, n], int), verbose=0)
     for n in (1, 6):
         for method in (tagger.fit, tagger.evaluate):
             with raises_parameter("tags", limit="time=5"):
-                method(inputs, np.zeros([2, n], int), verbose=0)
-
-    def pairs(lengths):
-        for n, n_tags in lengths:
-            yield {"chars": np.full(n, 3, np.int32)}, np.zeros(n_tags, np.int32)
-
-    spec = tf.TensorSpec([None], tf.int32)
+                method(inputs, np.zeros([2, n], np.int32), verbose=0)
     for lengths, facts in (([(4, 4), (5, 6)], ("tags", 5, 6)), ([(4, 4), (7, 7)], ("max_seq_len=6", 7))):
-        dataset = tf.data.Dataset.from_generator(
-            lambda lengths=lengths: pairs(lengths), output_signature=({"chars": spec}, spec)
-        )
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            tagger.fit(dataset.padded_batch(1), verbose=0)
+            tagger.fit(dataset(lengths), verbose=0)
         assert mentions(str(caught.value), *facts) and "node" not in str(caught.value)
 
 
