@@ -60,14 +60,10 @@ def _is_library_part(part: Any) -> bool:
 
 def _methods_of_instance(part: Any) -> set[str]:
     """Names of the methods that a user has set on the object itself, in place of those of its class."""
-    methods = {name for name in vars(part) if inspect.isfunction(getattr(type(part), name, None))}
-    # Keras sets methods, too, such as `build`.
-    return {name for name in methods if not _is_of(vars(part)[name], "txl_tf", "keras")}
-
-
-def _is_of(function: Any, *packages: str) -> bool:
-    """Whether a function comes from one of these packages."""
-    return (getattr(function, "__module__", None) or "").partition(".")[0] in packages
+    functions = {name: value for name, value in vars(part).items() if callable(value)}
+    methods = {name for name in functions if inspect.isfunction(getattr(type(part), name, None))}
+    packages = {name: (getattr(functions[name], "__module__", None) or "").partition(".")[0] for name in methods}
+    return {name for name in methods if packages[name] not in ("txl_tf", "keras")}  # Keras sets `build`, for example
 
 
 def _function_of(member: Any) -> Any:
