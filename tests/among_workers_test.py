@@ -55,8 +55,8 @@ def train(task, strategy=None, **options):
     fit = {"steps_per_epoch": 4, "validation_data": data.dataset(), "shuffle": False, "verbose": 0}
     history = model.fit(data.dataset(repeat=True), **fit).history
     found = model.evaluate(data.dataset(), verbose=0, return_dict=True)
-    totals = {"totals": model.metric_totals}
-    return {**history, **{f"evaluated_{name}": value for name, value in found.items()}, **totals}, model.get_weights()
+    found = {f"evaluated_{name}": value for name, value in found.items()}
+    return {**history, **found, **model.metric_totals}, model.get_weights()
 
 
 @pytest.mark.slow
@@ -84,10 +84,11 @@ def test_all_stop_where_one_is_told_to(two_replicas, replicas_as_workers, monkey
 
 
 def test_what_workers_cannot_train_on_is_refused(two_replicas, replicas_as_workers):
-    model, data = compiled(tagger, two_replicas, steps_per_execution=2, run_eagerly=True), batches(tagger).dataset()
-    endless = batches(tagger).dataset().repeat()
+    model = compiled(encoder_decoder, two_replicas, steps_per_execution=2, run_eagerly=True)
+    data = batches(encoder_decoder).dataset()
+    endless = batches(encoder_decoder).dataset().repeat()
     for arguments, name, limit in [
-        ({"x": tagged_chars()[0]}, "x", "tf.data.Dataset of whole batches"),
+        ({"x": pairs()[0]}, "x", "tf.data.Dataset of whole batches"),
         ({"x": endless}, "x", "steps_per_epoch"),
         ({"x": endless, "steps_per_epoch": 3}, "steps_per_epoch", "2"),
         ({"x": endless, "steps_per_epoch": 2, "validation_data": 3}, "validation_data", "tf.data.Dataset"),
@@ -106,8 +107,8 @@ def test_what_workers_cannot_train_on_is_refused(two_replicas, replicas_as_worke
     assert model.evaluate(distributed, steps=3, verbose=0) == model.evaluate(data, verbose=0)
     for method in (model.train_on_batch, model.test_on_batch):
         with raises_parameter("x", limit="tf.data.Dataset"):
-            method(*tagged_chars())
-    uneven = batches(tagger, shortest=1).dataset()
+            method(*pairs())
+    uneven = batches(encoder_decoder, shortest=1).dataset()
     with raises_naming(tf.errors.InvalidArgumentError, "batch", 1, 2):
         model.evaluate(uneven, verbose=0)
     with two_replicas.scope():
@@ -134,7 +135,8 @@ def test_steps_that_a_call_of_keras_would_exceed_are_refused(task):
 
 
 def test_all_batches_of_a_dataset_may_be_given_as_a_number_of_steps():
-    model, data = compiled(tagger, steps_per_execution=2, run_eagerly=True), batches(tagger).dataset().take(3)
+    model = compiled(encoder_decoder, steps_per_execution=2, run_eagerly=True)
+    data = batches(encoder_decoder).dataset().take(3)
     assert int(data.cardinality()) == 3
     model.fit(data, steps_per_epoch=3, validation_data=data, validation_steps=3, verbose=0)
     assert int(model.optimizer.iterations) == 3

@@ -269,11 +269,11 @@ def test_rel_shift_with_distances_in_both_directions(qlen):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_rel_shift_from_any_column_given_as_a_number_or_a_tensor(compiled):
     x = np.random.default_rng(0).normal(size=(2, 3, 6)).astype(np.float32)
+    shift = tf.function(rel_shift, jit_compile=True) if compiled else rel_shift
     for first in range(4):
         expected = shifted_in_loops(x, first)
         assert np.sum(~np.isnan(expected)) >= 2 * (1 + 2 + 3)
         for number in (first, tf.constant(first)):
-            shift = tf.function(rel_shift, jit_compile=True) if compiled else rel_shift
             assert_equal_where_known(shift(tf.constant(x), number), expected, rtol=0)
 
 

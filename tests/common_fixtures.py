@@ -5,6 +5,7 @@ A plugin that conftest.py loads in the processes that run tests, as it imports T
 
 import os
 import sys
+from types import SimpleNamespace
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -56,7 +57,6 @@ import re  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
 from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402

@@ -27,6 +27,7 @@ from txl_tf.config import (
     PairsConfig,
     PairsTrainingConfig,
     RunConfig,
+    SamplingConfig,
     ScoringConfig,
     SearchConfig,
     SentenceConfig,
@@ -78,7 +79,7 @@ def test_all_groups_are_here():
     tagger = {LabelConfig, SentenceConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
     tagger |= {BiLSTMConfig, BiLSTMTaggerConfig}
     tagged = {ColumnsConfig, TaggedConfig, TaggerTrainingConfig}
-    others = {DecoderConfig, SoftmaxConfig, TransformerLMConfig, RunConfig}
+    others = {DecoderConfig, SoftmaxConfig, TransformerLMConfig, RunConfig, SamplingConfig}
     assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, *others}
 
 
@@ -160,6 +161,7 @@ def test_a_trained_model_may_change_a_length_unless_there_is_a_learned_table_of_
         (PairsConfig, {"train_path": "a,b", "source_level": "word", "min_freq": 2, "share_vocab": False}),
         (PairsTrainingConfig, {"batch_size": 7, "batch_tokens": 100, "jit_compile": True}),
         (SearchConfig, {"beam_size": 4, "n_best": 2, "length_penalty": 0.0, "max_new_tokens": 9}),
+        (SamplingConfig, {"temperature": 0, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_window": 9}),
         (EvaluationConfig, {"eval_split": "test", "eval_ckpt_path": "best"}),
         (ScoringConfig, {"start": "none", "score_end": False, "carry_memory": True, "segment": 64}),
         (MachineConfig, {"strategy": "mirrored", "logical_cpus": 2, "mixed_precision": "bfloat16"}),
@@ -300,6 +302,15 @@ BAD = [
     (SearchConfig, {"length_penalty": -1.0}, "length_penalty", "0 or more"),
     (SearchConfig, {"n_best": 0}, "n_best", "at least 1"),
     (SearchConfig, {"max_new_tokens": 0}, "max_new_tokens", "at least 1"),
+    (SamplingConfig, {"temperature": -1}, "temperature", "0 or more, at most 1e30"),
+    (SamplingConfig, {"temperature": None}, "temperature", "a number"),
+    (SamplingConfig, {"top_k": -1}, "top_k", "an integer from 1 to 2147483647, or 0 for all"),
+    (SamplingConfig, {"top_k": 2**31}, "top_k", "an integer from 1 to 2147483647, or 0 for all"),
+    (SamplingConfig, {"top_p": 0}, "top_p", "lie in (0, 1]"),
+    (SamplingConfig, {"min_p": 1.0}, "min_p", "lie in [0, 1)"),
+    (SamplingConfig, {"repetition_penalty": 0.0}, "repetition_penalty", "positive, at most 1e30"),
+    (SamplingConfig, {"repetition_window": 2**30}, "repetition_window", "an integer from 1 to 1073741823"),
+    (SamplingConfig, {"repetition_window": None}, "repetition_window", "an integer"),
     (TransformerConfig, {"input_vocab_size": 0}, "input_vocab_size", "at least 1"),
     (TransformerConfig, {"target_vocab_size": 2**31}, "target_vocab_size", "at most 2147483647"),
     (TransformerConfig, {"num_layers": 0}, "num_layers", "at least 1"),
@@ -450,6 +461,7 @@ def test_none_is_allowed_where_it_is_the_default_alone():
     assert make(NetworkConfig, n_token=None).n_token is None
     assert TextConfig(dataset=None, cutoffs=None).cutoffs is None
     assert EvaluationConfig(tgt_len=None).tgt_len is None
+    assert SamplingConfig(top_k=None, top_p=None, min_p=None, repetition_penalty=None) == SamplingConfig()
     with raises_parameter("tgt_len", None, "an integer"):
         TrainingConfig(tgt_len=None)
 

@@ -23,7 +23,8 @@ def characters(text='0123456789-abcdef "{}:,é'):
 
 
 def make(vocab, **options):
-    lm = txl_tf.TransformerXLLM(**{**SMALL, "n_token": len(vocab), "mem_len": 4, "dropout": 0.0, "seed": 0, **options})
+    sizes = {**SMALL, "n_layer": 1, "n_token": len(vocab), "mem_len": 4}
+    lm = txl_tf.TransformerXLLM(**{**sizes, "dropout": 0.0, "seed": 0, **options})
     randomise(lm, scale=0.5)
     return lm
 

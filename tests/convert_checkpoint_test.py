@@ -199,7 +199,7 @@ def test_a_checkpoint_of_something_else_is_an_error(tmp_path):
     "options", [one if i == 6 else pytest.param(one, marks=SLOW) for i, one in enumerate(DETERMINED)], ids=str
 )
 def test_a_converted_model_scores_alike_and_goes_back_bit_for_bit(
-    small_lm, small_batches, tmp_path, vocab_file, options
+    small_lm, small_batches, tmp_path, vocab_file, options, eager
 ):
     lm = small_lm(**options, same_length=True, clamp_len=3)
     made, vocab, checkpoint = convert(tmp_path, lm, vocab_file, same_length=True, clamp_len=3)
@@ -534,7 +534,7 @@ def nll_of_batch_1(lm, tokens, tgt_len, n_row=64):
     """
     inputs, labels = tokens[:-1].reshape(-1, tgt_len), tokens[1:].reshape(-1, tgt_len)
     n_column, warm_up = -(-len(inputs) // n_row), lm.network.n_layer
-    score = tf.function(lm.score)
+    score = tf.function(lm.score, autograph=False)
     mems, nll = lm.initial_mems(n_row), np.zeros([n_row, n_column, tgt_len])
     for column in range(-warm_up, n_column):
         index = np.arange(n_row) * n_column + column

@@ -77,6 +77,8 @@ def test_the_prepared_folder(tmp_path):
     assert len(info.pop("checksum")) == 64
     names = ("vocab.txt", "train.npy", "valid.npy")
     assert info.pop("sha256") == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    assert info.pop("input_sha256") == {path: hashlib.sha256(b"b a\na a c").hexdigest()}
+    assert info.pop("input_times") == {path: os.stat(path).st_mtime_ns}
     assert info == {
         "vocab_size": 3,
         "cutoffs": [0, 2, 3],
@@ -207,6 +209,12 @@ def test_a_folder_that_was_prepared_otherwise_is_refused_and_kept(tmp_path):
     write_text(tmp_path / "a.txt", TEXT + "more")
     with raises_parameter(f"size of {path}", len(TEXT) + 4, [len(TEXT)]):
         corpus.prepare(folder, "text", path)
+    edited = write_text(tmp_path / "a.txt", TEXT.replace("line 3", "lime 3"))
+    found, kept = (hashlib.sha256(text.encode()).hexdigest() for text in (TEXT.replace("line 3", "lime 3"), TEXT))
+    with raises_parameter(f"checksum of {edited}", found, [kept]):
+        corpus.prepare(folder, "text", path)
+    write_text(tmp_path / "a.txt", TEXT)  # the time of the file is another one, but not its text
+    corpus.prepare(folder, "text", path)
     assert (folder / "corpus-info.json").read_bytes() == before
     (folder / "corpus-info.json").unlink()
     with raises_parameter("data_dir", f"{tmp_path}/made", "a folder without ['train.npy', 'valid.npy', 'vocab.txt']"):

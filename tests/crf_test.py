@@ -42,6 +42,11 @@ def probabilities(case, row):
     return {path: np.exp(score - total) for path, score in scores.items()}
 
 
+def graph_of(function, **options):
+    """Without AutoGraph, as in the library's own graphs: to convert code takes longer than to trace it."""
+    return tf.function(function, autograph=False, **options)
+
+
 SLOW = pytest.mark.slow
 XLA = {"jit_compile": True}
 WAYS = [{}, XLA]
@@ -52,7 +57,7 @@ WAYS = [{}, XLA]
 )
 def test_nll_is_that_of_all_paths(case, way, ends):
     emissions, tags, mask, transitions, start, end = case
-    found = tf.function(crf.crf_nll, **way)(*case[:4], *([start, end] if ends else []))
+    found = graph_of(crf.crf_nll, **way)(*case[:4], *([start, end] if ends else []))
     for row, length in enumerate(LENGTHS):
         scores = paths(case, row, ends)
         expected = np.logaddexp.reduce(list(scores.values())) - scores[tuple(tags[row, :length])]
@@ -83,7 +88,7 @@ def test_gradients_are_those_of_tensorflow_through_all_paths(case, way):
 
     sources = emissions, transitions, start, end
     gradients = []
-    for function in (by_paths, tf.function(by_crf, **way)):
+    for function in (by_paths, graph_of(by_crf, **way)):
         with tf.GradientTape() as tape:
             tape.watch(sources)
             loss = function(*sources)
@@ -95,7 +100,7 @@ def test_gradients_are_those_of_tensorflow_through_all_paths(case, way):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_best_path_is_the_best_of_all(case, way):
     emissions, _, mask, *scores = case
-    tags, score = tf.function(crf.crf_decode, **way)(emissions, mask, *scores)
+    tags, score = graph_of(crf.crf_decode, **way)(emissions, mask, *scores)
     for row, length in enumerate(LENGTHS):
         of_path = paths(case, row)
         best = max(of_path, key=of_path.get)
@@ -106,8 +111,8 @@ def test_the_best_path_is_the_best_of_all(case, way):
 @pytest.mark.parametrize("way", [{}, pytest.param(XLA, marks=SLOW)], ids=str)
 def test_marginals_and_pieces_are_sums_over_paths(case, way):
     emissions, tags, mask, *scores = case
-    marginals = tf.function(crf.crf_marginals, **way)(emissions, mask, *scores).numpy()
-    begins, ends = (x.numpy() for x in tf.function(crf.crf_piece_log_probs, **way)(emissions, tags, mask, *scores))
+    marginals = graph_of(crf.crf_marginals, **way)(emissions, mask, *scores).numpy()
+    begins, ends = (x.numpy() for x in graph_of(crf.crf_piece_log_probs, **way)(emissions, tags, mask, *scores))
     for row, length in enumerate(LENGTHS):
         of_path = probabilities(case, row)
         for t in range(4):
@@ -177,7 +182,7 @@ def test_the_layer_takes_padding_anywhere(case):
 
 def test_rows_of_one_element(case):
     emissions, tags, mask, transitions, start, end = (x[1:2, :1] if x.ndim > 1 and len(x) == 4 else x for x in case)
-    run = tf.function(
+    run = graph_of(
         lambda e, t, m: (crf.crf_nll(e, t, m, transitions, start, end), crf.crf_decode(e, m, transitions, start, end)),
         input_signature=[
             tf.TensorSpec([None, None, N_TAG]),
@@ -209,13 +214,13 @@ def test_tags_of_elements_must_be_ids():
     with raises_naming(ValueError, "tags", 0, 3, -100, 99):
         layer.nll(emissions, tags)
     with raises_naming(tf.errors.InvalidArgumentError, "tags", 0, 3):
-        tf.function(layer.nll)(emissions, tags)
+        graph_of(layer.nll)(emissions, tags)
 
 
 def test_masks_and_tags_of_another_length_have_a_name_in_a_graph():
     layer = crf.CRF(n_tag=3)
     specs = tf.TensorSpec([2, None, 3]), tf.TensorSpec([2, None], tf.int32), tf.TensorSpec([2, None], tf.bool)
-    call = tf.function(layer.nll).get_concrete_function(*specs)
+    call = graph_of(layer.nll).get_concrete_function(*specs)
     emissions, tags, mask = tf.zeros([2, 4, 3]), tf.zeros([2, 4], tf.int32), tf.fill([2, 4], True)
     np.testing.assert_allclose(call(emissions, tags, mask), [4 * np.log(3)] * 2, rtol=1e-6)
     for name, tensors in (("mask", (emissions, tags, mask[:, :1])), ("tags", (emissions, tags[:, :1], mask))):

@@ -330,6 +330,12 @@ def test_a_text_in_a_given_vocabulary(tmp_path):
     assert (made.vocab.unk, made.vocab.special) == ("<unk>", ["<unk>"])
     with raises_parameter(f"{tmp_path}/a.txt, line 1", " "):
         corpus.build_corpus("text", text, vocab_path=chars)
+    words = write_text(tmp_path / "words.txt", "<eos>\n<unk>\n[PAD]\nThe\nthe\n")
+    corpus.build_corpus("text", text, level="word", vocab_path=words)
+    for options, n_lost in (({"level": "word", "lower_case": True}, 1), ({"level": "char"}, 2)):
+        with raises_parameter("vocab_path", words) as caught:
+            corpus.build_corpus("text", text, vocab_path=words, **options)
+        assert mentions(str(caught.value), n_lost, "The", options["level"])
     with raises_parameter("vocab_path", f"{tmp_path}/vocab.txt"):
         corpus.build_corpus("text", text, level="word", vocab_path=symbols, min_freq=2)
     with pytest.raises(FileNotFoundError, match="absent"):

@@ -71,20 +71,20 @@ def test_the_stop_string_that_a_beam_search_does_not_take_is_named(given):
         make().generate(words(1, 4), 2, beam_size=2, vocab=vocab, **given)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 2.0])
-def test_texts_that_end_compete_by_their_penalised_scores(penalty):
+def test_texts_that_end_compete_by_their_penalised_scores():
     lm, prompt, end = make(), words(1, 4), 2
-    texts, lengths = lm.generate(
-        prompt, 2, beam_size=N_TOKEN, stop_token=end, length_penalty=penalty, with_lengths=True, num_return_sequences=3
-    )
     pairs = PAIRS[PAIRS[:, 0] != end]
     with eagerly():
-        scores = dict(zip(map(tuple, pairs), totals(lm, prompt[0], pairs) / (7 / 6) ** penalty, strict=True))
-        scores[(end,)] = totals(lm, prompt[0], np.array([[end]]))[0]
-    best = sorted(scores, key=scores.get, reverse=True)
-    for text, length, expected in zip(texts.numpy(), lengths.numpy(), best, strict=False):
-        assert tuple(text[4:length]) == expected
-        assert (text[length:] == end).all()
+        of_pairs, (of_end,) = (totals(lm, prompt[0], texts) for texts in (pairs, np.array([[end]])))
+    options = {"beam_size": N_TOKEN, "stop_token": end, "with_lengths": True, "num_return_sequences": 3}
+    for penalty in (0.0, 2.0):
+        texts, lengths = lm.generate(prompt, 2, length_penalty=penalty, **options)
+        scores = dict(zip(map(tuple, pairs), of_pairs / (7 / 6) ** penalty, strict=True))
+        scores[(end,)] = of_end
+        best = sorted(scores, key=scores.get, reverse=True)
+        for text, length, expected in zip(texts.numpy(), lengths.numpy(), best, strict=False):
+            assert tuple(text[4:length]) == expected, f"penalty {penalty}"
+            assert (text[length:] == end).all(), f"penalty {penalty}"
 
 
 @SLOW
@@ -141,7 +141,7 @@ def test_a_processor_decides_what_may_follow(options):
     assert (plain[:, 1:] == plain[:, :-1]).any()
 
 
-def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs(eager):
+def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs():
     lm, prompt, seen = make(), words(2, 4), []
 
     def watch(tokens, log_probs):
@@ -163,10 +163,10 @@ def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs(eager):
 
 
 def log_prob_of(lm, text, token):
-    log_probs, _ = lm.log_probs(text[None, :4])
-    mems = lm.log_probs(text[None, :4])[1]
-    for i in range(4, len(text)):
-        log_probs, mems = lm.log_probs(text[None, i : i + 1], mems)
+    with eagerly():
+        log_probs, mems = lm.log_probs(text[None, :4])
+        for i in range(4, len(text)):
+            log_probs, mems = lm.log_probs(text[None, i : i + 1], mems)
     return log_probs[0, -1, token]
 
 
@@ -180,18 +180,18 @@ def log_prob_of(lm, text, token):
         *(pytest.param(each, marks=SLOW) for each in ({}, {"positions": "rotary"})),
     ],
 )
-def test_pieces_of_a_prompt_are_read_with_memory(options, eager):
-    lm, prompt, lengths = make(n_layer=2, **options), words(3, 11), [11, 4, 7]
+def test_pieces_of_a_prompt_are_read_with_memory(options):
+    lm, prompt, lengths = make(**options), words(3, 11), [11, 4, 7]
     text = lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0).numpy()
     for b, n in enumerate(lengths):
-        mems = None
-        for start in [0, *range(n % 4 or 4, n, 4)]:
-            end = min(start + 4, n) if start else (n % 4 or 4)
-            log_probs, mems = lm.log_probs(prompt[b : b + 1, start:end], mems)
-        for i in range(4):
-            token = int(tf.argmax(log_probs[0, -1]))
-            assert text[b, n + i] == token
-            log_probs, mems = lm.log_probs(np.array([[token]]), mems)
+        ends, mems = [*range(n % 4 or 4, n + 1, 4)], None
+        with eagerly():
+            for start, end in zip([0, *ends], ends, strict=False):
+                log_probs, mems = lm.log_probs(prompt[b : b + 1, start:end], mems)
+            for i in range(4):
+                token = int(tf.argmax(log_probs[0, -1]))
+                assert text[b, n + i] == token
+                log_probs, mems = lm.log_probs(np.array([[token]]), mems)
     np.testing.assert_array_equal(
         lm.generate(prompt, 4, lengths=lengths, segment=11, seed=1), lm.generate(prompt, 4, lengths=lengths, seed=1)
     )

@@ -10,7 +10,7 @@ import reference_model
 import tensorflow as tf
 from conforming import LABELS, MODELS, SLOW, segment
 from conforming_layers import LAYERS, NETWORK
-from helpers import SMALL, eagerly, randomise
+from helpers import SMALL, eagerly, raises_parameter, randomise
 from reference_model import ReferenceModel
 
 import txl_tf
@@ -510,3 +510,17 @@ def test_a_network_in_float64_trains_in_a_tagger_in_float32():
         moved.append([variable.numpy() for variable in tagger.trainable_variables])
     for actual, expected in zip(*moved, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **dtype: txl_tf.TransformerXLLM(**SMALL, **dtype),
+        lambda **dtype: txl_tf.layers.FlatLayer(8, 2, 8, **dtype),
+    ],
+)
+def test_a_map_of_dtypes_is_refused(make):
+    policies = keras.dtype_policies.DTypePolicyMap(default_policy="float32")
+    policies[".*layer_0.*"] = keras.DTypePolicy("mixed_bfloat16")
+    with raises_parameter("dtype", "DTypePolicyMap"):
+        make(dtype=policies)

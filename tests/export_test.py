@@ -38,6 +38,7 @@ from txl_tf.serving import language_model
 from txl_tf.serving import request as request_module
 from txl_tf.serving.export import export_saved_model, write_warmup
 from txl_tf.serving.language_model import LanguageModelSignatures, limits_of
+from txl_tf.serving.signatures import served_model
 from txl_tf.serving.subwords import SubwordTokenizer
 from txl_tf.serving.tables import GraphTokenizer
 
@@ -961,12 +962,19 @@ def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_to
         ({"max_rows": 0}, 0),
         ({"start_token": 23}, 23),
         ({"vocab": Vocab("byte")}, 0),
+        ({"vocab": ["vocab.txt"]}, "vocab.txt"),
     ],
-    ids=["weights", "top_n", "max_tokens", "max_rows", "start_token", "vocab"],
+    ids=["weights", "top_n", "max_tokens", "max_rows", "start_token", "vocab", "no vocab"],
 )
 def test_export_refuses_by_name(lm, tmp_path, options, value):
     with raises_parameter(*options, value):
         export_saved_model(lm, tmp_path, **options)
+
+
+def test_the_vocabularies_may_be_a_list_of_one(lm, vocab):
+    """As `RunFolder.load_vocabs` returns it."""
+    for given in (vocab, [vocab]):
+        assert served_model(lm, given, {}).vocabs == {"vocab": vocab}
 
 
 def test_export_keeps_what_a_folder_holds(lm, tmp_path):

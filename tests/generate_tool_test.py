@@ -26,10 +26,12 @@ from helpers import (
 )
 
 import txl_tf
+from txl_tf.data.batching import padded
 from txl_tf.data.lines import LineError
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.generation import generate
 from txl_tf.language.text_generator import Continuation, TextStream
+from txl_tf.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("opened_once")
 
@@ -47,14 +49,34 @@ def set_flags(tool, *arguments):
     tool.FLAGS(["generate.py", *arguments])
 
 
+def opened(folder):
+    """The model that the program opens, see `opened_once`: what a test computes by it shares the program's graphs."""
+    folder = RunFolder(folder)
+    return folder.load_model(folder.find_checkpoint())
+
+
+def shared_constraint(monkeypatch, tool, vocab, **options):
+    """Returns a `Constraint`, which the program uses instead of an equal one of its own, and so shares its graphs."""
+    constraint = txl_tf.Constraint(vocab, **options)
+
+    def same_constraint(vocab_of_program, **values):
+        assert vocab_of_program.symbols == vocab.symbols
+        assert {name: value for name, value in values.items() if value is not None} == options
+        return constraint
+
+    monkeypatch.setattr(tool, "Constraint", same_constraint)
+    return constraint
+
+
 @pytest.fixture(scope="module")
-def word_run(tmp_path_factory):
+def word_run(opened_once, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "words"
     vocab = word_vocab()
-    return folder, vocab, make_run(folder, vocab, n_layer=1)
+    make_run(folder, vocab, n_layer=1)
+    return folder, vocab, opened(folder)
 
 
-def test_text_comes_after_the_prompt_with_its_nll(tool, word_run, monkeypatch, capsys):
+def test_text_comes_after_the_prompt_with_its_nll(tool, word_run, monkeypatch, capsys, eager):
     folder, vocab, lm = word_run
     arguments = [f"--model_dir={folder}", "--greedy", "--max_new_tokens=6", "--verbose"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w3 unheard-of\nw5\n")))
@@ -64,12 +86,11 @@ def test_text_comes_after_the_prompt_with_its_nll(tool, word_run, monkeypatch, c
     prompt = vocab.encode("w3 unheard-of\nw5")
     ids = np.array([[vocab.ids[symbol] for symbol, _ in lines]])
     np.testing.assert_array_equal(ids[0, :4], prompt)
-    with eagerly():
-        log_probs, mems = lm.log_probs(ids[:, :4])
-        log_probs = list(log_probs[0].numpy())
-        for i in range(4, 9):
-            after, mems = lm.log_probs(ids[:, i : i + 1], mems)
-            log_probs.append(after[0, 0].numpy())
+    log_probs, mems = lm.log_probs(ids[:, :4])
+    log_probs = list(log_probs[0].numpy())
+    for i in range(4, 9):
+        after, mems = lm.log_probs(ids[:, i : i + 1], mems)
+        log_probs.append(after[0, 0].numpy())
     nll = [-after[i] for after, i in zip(log_probs, ids[0, 1:], strict=True)]
     np.testing.assert_allclose([float(value) for _, value in lines[1:]], nll, atol=1e-4)
     assert "6 tokens" in printed.err
@@ -216,6 +237,12 @@ def test_several_samples_are_those_of_generate(tool, word_run, capfd):
     assert [line for line in err.splitlines() if line.startswith("---")] == [f"--- {i} of 3" for i in (1, 2, 3)]
 
 
+def test_stop_strings_are_utf_8_in_any_locale(tool, word_run):
+    folder, *_ = word_run
+    set_flags(tool, f"--model_dir={folder}", "--stop=\udcc3\udca9", "--stop=é", r"--stop=a\n")
+    assert tool.text_options(RunFolder(folder))["stop_strings"] == ["é", "é", "a\n"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stop",
@@ -253,7 +280,7 @@ def test_text_appears_while_it_is_written(word_run):
 def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, monkeypatch, capsys):
     vocab = Vocab(level="char", special=["\n", *"abcd"])
     vocab.build()
-    lm = make_run(tmp_path / "run", vocab)
+    lm = make_run(tmp_path / "run", vocab, n_layer=1)
     set_flags(tool, f"--model_dir={tmp_path / 'run'}", "--interactive", "--greedy", "--max_new_tokens=5")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"ab\nzz\ncd\n")))
     tool.main()
@@ -302,7 +329,7 @@ def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tool, word_run, tmp_path, monkeypatch, capfd):
     marked = codecs.BOM_UTF8 + b"w3 w5"
     (tmp_path / "prompt").write_bytes(marked)
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(marked)))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(marked), isatty=lambda: False))
     written = []
     for source in (["--prompt=w3 w5"], [f"--prompt_file={tmp_path / 'prompt'}"], []):
         run_here(tool, f"--model_dir={word_run[0]}", "--max_new_tokens=3", "--greedy", *source)
@@ -320,12 +347,13 @@ def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def char_run(tmp_path_factory):
+def char_run(opened_once, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "characters"
     vocab = Vocab(level="char", special=["\n"])
     vocab.count('0123456789-ab {}":')
     vocab.build()
-    return folder, vocab, make_run(folder, vocab, n_layer=1)
+    make_run(folder, vocab, n_layer=1)
+    return folder, vocab, opened(folder)
 
 
 def texts_of(vocab, prompt, generated):
@@ -355,15 +383,16 @@ def test_beam_search_prints_the_best_texts(tool, char_run, tmp_path, capfd):
     run_here(tool, *arguments, f"--input={tmp_path / 'in'}", "--format=json")
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert rows == [{"prompt": prompt, "texts": expected[prompt]} for prompt in ("7", "ab")]
-    found = txl_tf.pipeline(folder).generate_text(["7", "ab"], 9, stop_at_newline=True, **search)
+    pipe = txl_tf.pipeline(folder, RunFolder(folder).find_checkpoint())
+    found = pipe.generate_text(["7", "ab"], 9, stop_at_newline=True, **search)
     assert found == [expected["7"], expected["ab"]] and len(set(expected["ab"])) == 2
 
 
-def test_texts_match_a_regular_expression_and_their_end_is_not_printed(tool, char_run, tmp_path, capfd):
+def test_texts_match_a_regular_expression_and_their_end_is_not_printed(tool, char_run, tmp_path, monkeypatch, capfd):
     pytest.importorskip("outlines_core")
     folder, vocab, lm = char_run
     regex = "[0-9]{2}[ab]?"
-    form = txl_tf.Constraint(vocab, regex=regex, stop_token=vocab.ids["\n"])
+    form = shared_constraint(monkeypatch, tool, vocab, regex=regex, stop_token=vocab.ids["\n"])
     options = {"logits_processor": form, "stop_token": form.stop_token, "with_lengths": True}
     sampled = lm.generate(vocab.encode("ab")[None], 3, seed=2, temperature=4.0, num_return_sequences=8, **options)
     expected = texts_of(vocab, "ab", sampled)
@@ -415,37 +444,42 @@ def test_json_of_a_schema_and_its_file(tool, char_run, tmp_path, capfd):
         pytest.param(["--nostop_at_document"], "\n", marks=pytest.mark.slow),
     ],
 )
-def test_a_form_ends_at_the_end_of_a_document_if_there_are_documents(tool, tmp_path, capfd, flags, end):
+def test_a_form_ends_at_the_end_of_a_document_if_there_are_documents(tool, tmp_path, monkeypatch, capfd, flags, end):
     pytest.importorskip("outlines_core")
     vocab = Vocab(level="char", special=["\n"], document="<end>")
     vocab.count("ab")
     vocab.build()
-    lm = make_run(tmp_path / "run", vocab, n_layer=1)
-    form = txl_tf.Constraint(vocab, regex="b*a", stop_token=vocab.ids[end])
-    options = {"logits_processor": form, "stop_token": form.stop_token, "with_lengths": True}
-    (text,) = texts_of(vocab, "a", lm.generate(vocab.encode("a")[None], 30, seed=1, **options))
-    assert text.endswith(end)
+    make_run(tmp_path / "run", vocab, n_layer=1)
     arguments = [f"--model_dir={tmp_path / 'run'}", "--prompt=a", *flags]
-    run_here(tool, *arguments, "--regex=b*a", "--seed=1")
+    with monkeypatch.context() as patch:
+        form = shared_constraint(patch, tool, vocab, regex="b*a", stop_token=vocab.ids[end])
+        run_here(tool, *arguments, "--regex=b*a", "--seed=1")
+    options = {"logits_processor": form, "stop_token": form.stop_token, "with_lengths": True}
+    generated = opened(tmp_path / "run").generate(vocab.encode("a")[None], 30, seed=1, **options)
+    (text,) = texts_of(vocab, "a", generated)
+    assert text.endswith(end)
     assert capfd.readouterr().out == f"a{text.removesuffix(end)}\n"
     run_here(tool, *arguments, "--regex=b{3}a", "--beam_size=2")
     assert capfd.readouterr().out == "abbba\n"
 
 
-def test_suppressed_tokens_do_not_occur(tool, word_run, capfd):
+def test_suppressed_tokens_do_not_occur(tool, word_run, monkeypatch, capfd):
     folder, vocab, lm = word_run
-    allowed = np.array([symbol not in ("<eos>", "w3", "w5") for symbol in vocab.symbols])
+    prompt, options = vocab.encode("w3")[None], {"seed": 3, "temperature": 1.5}
+    free = lm.generate(prompt, 40, **options)[0].numpy()
+    assert set(free[1:]) & {vocab.ids["w3"], vocab.ids["w5"]}
 
-    def process(tokens, log_probs):
-        return np.where(allowed, 0.0, -np.inf).astype(np.float32) + log_probs
+    suppressed = ["w3", "w5", "<eos>"]
+    process = tool.suppressing(vocab, suppressed)
+    allowed = np.array([symbol not in suppressed for symbol in vocab.symbols])
+    log_probs = np.random.default_rng(0).normal(size=[2, len(vocab)])
+    np.testing.assert_array_equal(process(None, log_probs), np.where(allowed, log_probs, -np.inf))
 
+    monkeypatch.setattr(tool, "suppressing", lambda _, symbols: {tuple(suppressed): process}[tuple(symbols)])
     arguments = [f"--model_dir={folder}", "--prompt=w3", "--max_new_tokens=40", "--seed=3", "--temperature=1.5"]
-    run_here(tool, *arguments)
-    assert set(capfd.readouterr().out.removeprefix("w3").split()) & {"w3", "w5"}
-    run_here(tool, *arguments, "--suppress_tokens=w3", "--suppress_tokens=w5", "--suppress_tokens=<eos>")
+    run_here(tool, *arguments, *(f"--suppress_tokens={symbol}" for symbol in suppressed))
     out = capfd.readouterr().out
-    text = lm.generate(vocab.encode("w3")[None], 40, seed=3, temperature=1.5, logits_processor=process)
-    assert out == vocab.decode(text[0]) + "\n"
+    assert out == vocab.decode(lm.generate(prompt, 40, logits_processor=process, **options)[0]) + "\n"
     assert not set(out.removeprefix("w3").split()) & {"w3", "w5"} and out.count("\n") == 1
 
 
@@ -453,7 +487,7 @@ def test_suppressed_tokens_do_not_occur(tool, word_run, capfd):
 def test_a_long_prompt_is_read_in_pieces_wherever_it_comes_from(tool, tmp_path, monkeypatch, capfd, family, eager):
     vocab = word_vocab()
     options = {} if family == "TransformerXLLM" else {"mem_len": 0, "context_len": 6, "family": txl_tf.TransformerLM}
-    lm = make_run(tmp_path / "run", vocab, n_layer=1, **options)
+    make_run(tmp_path / "run", vocab, n_layer=1, **options)
     monkeypatch.setattr(tool, "READ_AT_ONCE", 4)
     prompts = [" ".join(f"w{(i * i) % 21}" for i in range(n)) for n in (11, 3, 8)]
     arguments = [f"--model_dir={tmp_path / 'run'}", "--max_new_tokens=5", "--seed=4", "--temperature=0.5"]
@@ -466,8 +500,11 @@ def test_a_long_prompt_is_read_in_pieces_wherever_it_comes_from(tool, tmp_path, 
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [row["prompt"] + row["texts"][0] + "\n" for row in rows] == printed
     segment = 4 if family == "TransformerXLLM" else None
-    text = lm.generate(vocab.encode(prompts[0])[None], 5, seed=4, temperature=0.5, segment=segment)
-    assert printed[0] == vocab.decode(text[0]) + "\n"
+    ids = [vocab.encode(prompt) for prompt in [*prompts, prompts[-1]]]  # a batch as large as that of the program
+    texts, ends = opened(tmp_path / "run").generate(
+        padded(ids), 5, lengths=[len(row) for row in ids], seed=4, temperature=0.5, segment=segment, with_lengths=True
+    )
+    assert printed == [vocab.decode(text[:end]) + "\n" for text, end in zip(texts[:3], ends[:3], strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -51,19 +51,18 @@ def prompt():
 
 
 def uncached(lm, prompt, n, choose):
-    """The plain loop: `choose(i, text, tokens, mems)` picks the next token of every row, int `[batch]`."""
+    """The plain loop: `choose(i, text, hidden)` picks the next token of every row, int `[batch]`."""
     text, tokens, mems = prompt, prompt, None
     for i in range(n):
-        chosen = np.asarray(choose(i, text, tokens, mems))
-        _, mems = lm.log_probs(tokens, mems)
-        tokens = chosen[:, None]
+        hidden, mems = lm.network(tokens, mems)
+        tokens = np.asarray(choose(i, text, hidden[:, -1]))[:, None]
         text = np.concatenate([text, tokens], 1)
     return text
 
 
 def uncached_greedy(lm, prompt, n, penalty=1.0, window=64):
-    def most_likely(_, text, tokens, mems):
-        log_probs = np.array(lm.log_probs(tokens, mems)[0][:, -1])
+    def most_likely(_, text, hidden):
+        log_probs = np.array(lm.softmax(hidden[:, None], embedding=lm.network.embedding)[:, 0])
         for row, words in zip(log_probs, text, strict=True):
             row[list(set(words[-window:]))] *= np.float32(penalty)
         return log_probs.argmax(-1)
@@ -102,10 +101,9 @@ def test_text_with_all_options_is_that_of_the_uncached_loop(lm, prompt):
     options |= {"repetition_penalty": 1.3, "repetition_window": 5}
     sampling, bins = check_sampling(3, **options), precompute_softmax(lm)
 
-    def drawn(i, text, tokens, mems):
-        hidden, _ = lm.network(tokens, mems)
+    def drawn(i, text, hidden):
         seen = remember_segment(no_history(3, 23), tf.constant(text, tf.int32), tf.fill([3], text.shape[1]))
-        return sample(bins, hidden[:, -1], uniform_draws(sampling.seeds, i, 1)[0], sampling, seen)
+        return sample(bins, hidden, uniform_draws(sampling.seeds, i, 1)[0], sampling, seen)
 
     np.testing.assert_array_equal(generate(lm, prompt, 12, **options), uncached(lm, prompt, 12, drawn))
 

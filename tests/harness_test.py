@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("harness") / "run"
     vocab = Vocab(level="char", special=list("abcdefgh \n:.?"))
     vocab.build()
-    make_run(found, vocab)
+    make_run(found, vocab, n_layer=1)
     return found
 
 
@@ -119,7 +119,7 @@ def test_a_long_prompt_is_read_in_segments(model, segments):
 
 def test_a_model_with_absolute_positions_reads_a_prompt_as_one_segment(model, segments):
     absolute = HarnessMethods()
-    lm = txl_tf.TransformerLM(**{**SMALL, "n_token": len(model.vocab), "context_len": 16})
+    lm = txl_tf.TransformerLM(**{**SMALL, "n_layer": 1, "n_token": len(model.vocab), "context_len": 16})
     absolute.open(lm, model.vocab, batch_size=3, max_gen_toks=5, segment=6)
     assert len(absolute.generate_until([request("abcdefgh abc", {})])[0]) == 5
     assert segments == [None]

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import csv
+import functools
 import importlib.util
 import io
 import json
@@ -31,7 +32,7 @@ from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, Optimize
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.language.language_model import TransformerXLLM
+from txl_tf.language.language_model import LanguageModel, TransformerXLLM
 from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
 
@@ -65,6 +66,19 @@ def eagerly():
         yield
     finally:
         tf.config.run_functions_eagerly(False)
+
+
+@contextlib.contextmanager
+def eagerly_in_generation():
+    """`eagerly` for `generate` of language models, too, which otherwise traces a graph: quicker for a few tokens."""
+    method = LanguageModel._generate_tokens.method
+
+    def without_graph(lm):
+        return types.SimpleNamespace(get_concrete_function=lambda *_, **__: functools.partial(method, lm))
+
+    with pytest.MonkeyPatch.context() as patch, eagerly():
+        patch.setattr(LanguageModel, "_generate_tokens", property(without_graph))
+        yield
 
 
 # In `raises_parameter`: a field that the test does not compare. Processes of pytest need the same text for it.

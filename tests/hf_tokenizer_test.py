@@ -15,6 +15,7 @@ from txl_tf.serving.export import local_signatures
 
 WORDS = ["The cat sat on the mat, and so on.\n" * 5, "naïve café 诗 hello\n\n  world foo_bar 12345\t x"] * 20
 SENTENCE = "The cat naïve 诗\n\n  world"
+SHORT = {"training": {"train_steps": 3, "save_steps": 3}, "evaluation": {"max_eval_batch": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +106,12 @@ def test_wrong_files_are_named(tokenizers, tmp_path):
             TokenizerProcessor(text.encode(), name)
 
 
-def test_a_run_with_documents(tokenizers, tmp_path):
+def test_a_run_with_documents(tokenizers, tmp_path, eager):
     """Training, generation and scores; what ends a document is the tokenizer's own token."""
     path = saved(bytes_bpe(tokenizers), tmp_path)
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines()))
     data = {"dataset": "text", "data_path": str(tmp_path / "text.jsonl"), "level": "subword", "vocab_path": path}
-    train_run(tmp_path / "run", None, data=data)
+    train_run(tmp_path / "run", None, data=data, **SHORT)
     lm, vocab = txl_tf.load_run(tmp_path / "run")
     assert vocab.document == "<|endoftext|>" and vocab.is_tokenizer and len(vocab) == lm.network.n_token
     pipe = txl_tf.pipeline(tmp_path / "run")
@@ -130,14 +131,17 @@ def test_a_run_with_documents(tokenizers, tmp_path):
 # ---------------------------------------------------------------------------------------------------------- own ids
 
 
-def test_own_ids_become_a_run(tmp_path):
+def test_own_ids_become_a_run(tmp_path, eager):
     ids = np.tile(np.arange(7), 200)
     corpus = prepare_ids({"train": ids, "valid": iter([ids[:100], ids[:50]])}, tmp_path / "data", n_token=9)
     assert corpus.vocab.symbols == [str(i) for i in range(9)]
     found = load_corpus(tmp_path / "data")
     np.testing.assert_array_equal(found.splits["train"], ids)
     assert len(found.splits["valid"]) == 150
-    train_run(tmp_path / "run", None, data={"data_dir": str(tmp_path / "data")})
+    listed = prepare_ids({"train": ids.tolist(), "valid": [ids[:100], ids[:50]]}, tmp_path / "listed")
+    for split in ("train", "valid"):
+        np.testing.assert_array_equal(listed.splits[split], found.splits[split])
+    train_run(tmp_path / "run", None, data={"data_dir": str(tmp_path / "data")}, **SHORT)
     lm, vocab = txl_tf.load_run(tmp_path / "run")
     assert lm.network.n_token == 9
     (text,) = txl_tf.pipeline(tmp_path / "run").generate_text(["5 6 0"], max_new_tokens=4, temperature=0.0)
@@ -154,7 +158,14 @@ def test_wrong_ids_are_named(tmp_path):
         with raises_parameter(name):
             ids, vocab, n_token = (*arguments, None, None)[:3]
             prepare_ids(ids, tmp_path / "data", vocab, n_token=n_token)
-    for wrong in (good.astype(float), good[None], good - 1, good[:1], good[:0], np.array([2**31])):
+    with raises_parameter("n_token", 7.0):
+        prepare_ids({"train": good}, tmp_path / "other", n_token=7.0)
+    with raises_parameter("shard_tokens", 2.0):
+        prepare_ids({"train": good}, tmp_path / "other", shard_tokens=2.0)
+    with raises_parameter("vocab", "vocab.txt"):
+        prepare_ids({"train": good}, tmp_path / "other", "vocab.txt")
+    wrong_arrays = good.astype(float), good[None], good - 1, good[:1], good[:0], np.array([2**31])
+    for wrong in (3, "1 2", [0.5, 1.0], ["a", "b"], *wrong_arrays):
         with raises_parameter("ids"):
             prepare_ids({"train": wrong}, tmp_path / "other")
     assert not (tmp_path / "other" / "corpus-info.json").exists()

@@ -7,7 +7,6 @@ is used and what for.
 import ast
 import functools
 import gc
-import inspect
 import io
 import pickle
 import re
@@ -248,27 +247,6 @@ def _(tmp_path):
     assert list(layer._flatten_layers()) == [layer, second, head]
     layer._tracker.untrack(head)
     assert head not in layer._flatten_layers()
-
-
-@hook("keras.Model.quantize(self, filters)")
-def _(tmp_path):
-    """A layer that is asked to quantize itself finds the model and the filters in the calling frames."""
-    found = []
-
-    class Asked(keras.layers.Layer):
-        def call(self, x):
-            return x
-
-        def quantize(self, *args, **kwargs):
-            code, frame = inspect.unwrap(keras.Model.quantize).__code__, inspect.currentframe()
-            while frame.f_code is not code:
-                frame = frame.f_back
-            found.append((frame.f_locals["self"], frame.f_locals.get("filters")))
-
-    model = keras.Sequential([keras.Input([2]), Asked(name="asked")])
-    filters = {"filters": "asked"} if "filters" in inspect.signature(keras.Model.quantize).parameters else {}
-    model.quantize("int8", **filters)
-    assert found == [(model, filters.get("filters"))]
 
 
 @hook("keras.Layer._flatten_layers")

@@ -57,7 +57,7 @@ def test_embeddings_of_ids_give_what_the_ids_give(positions, eager):
 
 
 def test_embeddings_have_dropout_padding_and_gradients(eager):
-    network, text = make(dropout=0.3).network, words(2, 6)
+    network, text = make(n_layer=1, dropout=0.3).network, words(2, 6)
     embeds, key = network.embedding(text), tf.constant([1, 2, 0])
     expected, _ = network(text, training=True, dropout_key=key)
     np.testing.assert_array_equal(network(inputs_embeds=embeds, training=True, dropout_key=key)[0], expected)
@@ -78,13 +78,13 @@ def test_embeddings_have_dropout_padding_and_gradients(eager):
 
 def test_a_functional_model_of_features(tmp_path):
     features = keras.Input([6, 3])
-    network = txl_tf.TransformerXL(**{**SMALL, "n_layer": 1, "dropout": 0.0}, mem_len=2)
+    network = txl_tf.TransformerXL(**{**SMALL, "n_layer": 1, "n_head": 1, "dropout": 0.0}, mem_len=2)
     hidden, _ = network(inputs_embeds=keras.layers.Dense(8)(features))
     model = keras.Model(features, keras.layers.Dense(1)(hidden[:, -1]))
     x = np.random.default_rng(0).normal(size=[8, 6, 3]).astype(np.float32)
     model.compile("adam", "mse", run_eagerly=True)
-    losses = [model.train_on_batch(x, x[:, -1, :1]) for _ in range(4)]
-    assert losses[-1] < losses[0]
+    losses = [model.train_on_batch(x, x[:, -1, :1]) for _ in range(2)]
+    assert losses[1] < losses[0]
     expected = model(x)
     model.save(tmp_path / "m.keras")
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "m.keras")(x), expected)
@@ -94,7 +94,7 @@ def test_a_functional_model_of_features(tmp_path):
 
 
 def test_static_shapes_compute_the_same_of_features():
-    network, text = make().network, words(2, 5)
+    network, text = make(n_layer=1).network, words(2, 5)
     embeds = network.embedding(text)
     by_xla = tf.function(lambda x: network(inputs_embeds=x, static_shapes=True)[0], jit_compile=True, autograph=False)
     close(by_xla(embeds), network(text)[0])
@@ -166,7 +166,7 @@ def test_padding_and_flags(eager):
 
 
 @pytest.mark.parametrize("positions", RINGS)
-@pytest.mark.parametrize("options", [{}, {"reset_token": END, "pre_lnorm": True}], ids=str)
+@pytest.mark.parametrize("options", [{"n_layer": 1}, {"reset_token": END, "pre_lnorm": True}], ids=str)
 def test_cached_segments_are_those_of_the_network(positions, options, eager):
     network = make(positions=positions, **options).network
     text, done = words(3, 20), flags(3, 20, (0, 4, 5, 11), (9, 10, 19), ())
@@ -193,17 +193,21 @@ def of_documents(text, done):
 def test_datasets_with_flags(static_shapes):
     lm, text, done = make(n_layer=1), words(4, 16), flags(4, 16, (2, 9), (4,), (), (14,))
     lm.compile(keras.optimizers.SGD(0.0), static_shapes=static_shapes)
-    mems, expected = None, []
-    for start in (0, 5, 10):
-        part = slice(start, start + 5)
-        nll, mems = lm.score(text[:, part], text[:, start + 1 : start + 6], mems, done=done[:, part])
-        expected.append(nll)
+
+    def scores(done):
+        mems, found = None, []
+        for start in (0, 5, 10):
+            part = slice(start, start + 5)
+            nll, mems = lm.score(text[:, part], text[:, start + 1 : start + 6], mems, done=done[:, part])
+            found.append(nll)
+        return found
+
+    expected = scores(done)
+    assert abs(np.mean(scores(np.zeros_like(done))) - np.mean(expected)) > 1e-3
     dataset = of_documents(text, done)
     np.testing.assert_allclose(lm.evaluate(dataset, verbose=0), np.mean(expected), rtol=1e-5)
     history = lm.fit(dataset, validation_data=dataset, verbose=0).history
     np.testing.assert_allclose([history["loss"][0], history["val_loss"][0]], [np.mean(expected)] * 2, rtol=1e-5)
-    without = lm.evaluate(dataset.map(lambda x, y: (x["tokens"], y)), verbose=0)
-    assert abs(without - np.mean(expected)) > 1e-3
     lm.reset_memory()
     for nll, (x, y) in zip(expected, dataset, strict=True):
         np.testing.assert_allclose(lm.test_on_batch(x, y), np.mean(nll), rtol=1e-5)

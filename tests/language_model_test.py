@@ -87,7 +87,7 @@ def test_no_memory_given_is_a_full_memory_of_zeros_that_is_attended_to(small_lm,
     assert differences.min() > 1e-5  # of every token, ten times the rounding
 
 
-def test_score_and_log_probs_drop_nothing_and_call_is_log_probs(small_lm, small_batches):
+def test_score_and_log_probs_drop_nothing_and_call_is_log_probs(small_lm, small_batches, eager):
     plain, dropping = small_lm(n_layer=1), small_lm(n_layer=1, dropout=0.5, dropatt=0.5)
     (tokens,), (labels,) = small_batches(n=1)
     np.testing.assert_array_equal(dropping.score(tokens, labels)[0], plain.score(tokens, labels)[0])
@@ -99,7 +99,7 @@ def test_score_and_log_probs_drop_nothing_and_call_is_log_probs(small_lm, small_
 
 
 @pytest.mark.parametrize("dtype", ["uint8", *(pytest.param(name, marks=SLOW) for name in ("uint16", "int64"))])
-def test_ids_of_any_integer_type_score_the_same(small_lm, small_batches, dtype):
+def test_ids_of_any_integer_type_score_the_same(small_lm, small_batches, dtype, eager):
     lm = small_lm(n_layer=1, cutoffs=[6, 14], div_val=2)
     (tokens,), (labels,) = small_batches(n=1)
     expected, _ = lm.score(tokens, labels)

@@ -3,6 +3,7 @@
 import os
 import time
 
+import numpy as np
 import pytest
 from helpers import mentions, raises_naming, raises_parameter
 
@@ -71,6 +72,16 @@ def test_one_line_is_not_taken_for_many():
         next(in_blocks("abc"))
 
 
+@pytest.mark.parametrize(
+    "given, value",
+    [(["a", None, "b"], None), (np.array(["a", None], object), None), (iter(["a", 3]), 3), (["a", ["b"]], ["b"])],
+)
+def test_what_is_no_line_is_refused_because_later_answers_would_shift(given, value):
+    with raises_parameter("lines", value, "strings or bytes") as caught:
+        list(in_blocks(given))
+    assert "number 2 " in str(caught.value)
+
+
 def test_pieces_are_cut_into_lines():
     assert list(lines_in([b"a\nb", b"c", None, b"\n\n\xff", b""])) == [b"a", None, b"bc", b"", b"\xff"]
     pieces = [b"a\rb\r", None, b"\nc\r\n", b"\nd\n\r", b"\re"]
@@ -93,6 +104,8 @@ def test_a_line_is_text_without_its_end():
     assert text_of(b"\xffa", "surrogateescape") == "\udcffa" and sentence_of(b"a b\r\n") == "a b"
     with raises_parameter("text", None):
         text_of(b"ab\xff")
+    with raises_parameter("text", 3, "a string or bytes"):
+        text_of(3)
     with raises_parameter("text", "a\nb\nc"):
         sentence_of("a\nb\nc")
 
@@ -117,5 +130,5 @@ def test_json_shows_single_bytes_as_text():
 
 def test_block_sizes_end_blocks(monkeypatch):
     monkeypatch.setattr(lines, "BLOCK_SIZE", 4)
-    assert list(in_blocks([b"ab", b"c", b"de", None, b"f"], 2)) == [[b"ab", b"c"], [b"de"], [b"f"]]
+    assert list(in_blocks(iter([b"ab", b"c", b"de", None, b"f"]), 2)) == [[b"ab", b"c"], [b"de"], [b"f"]]
     assert list(in_blocks([b"abcde", b"c"])) == [[b"abcde"], [b"c"]]

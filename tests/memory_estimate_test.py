@@ -87,6 +87,8 @@ def test_the_program(tmp_path, capsys):
             run_here(tool, "--n_layer=2")
         with raises_parameter("train_batch_size"):
             run_here(tool, "--n_token=9", "--train_batch_size=10", "--replicas=4")
+        with raises_parameter("freeze", ["embedding"]):
+            run_here(tool, "--n_token=9", "--freeze=embedding")
 
 
 def test_the_precision_of_a_run_counts_and_auto_is_named(tmp_path, capsys):
@@ -118,6 +120,10 @@ def test_the_flags_of_the_data_are_used_or_refused(tmp_path, capsys):
         for flag in ("cutoffs=3,5", "dataset=wt103"):
             with raises_parameter(flag.split("=")[0], allowed="left out"):
                 run_here(tool, f"--data_dir={data}", f"--{flag}")
+        with raises_parameter("data_dir", data, "left out"):
+            run_here(tool, f"--data_dir={data}", "--n_token=10")
+        assert not run_here(tool, "--data_dir=nowhere", "--n_token=10")
+        assert mentions(capsys.readouterr().out, "data_dir", "nowhere")
         assert not run_here(tool, f"--model_dir={run}", "--model=transformer_xl", f"--data_dir={data}/")
         assert not run_here(tool, f"--data_dir={data}", "--dataset=text")
         assert not run_here(tool, "--n_token=9", "--cutoffs=3,5", f"--data_dir={data}")

@@ -77,6 +77,14 @@ def scoring_lm(_scoring_lm):
     return _scoring_lm
 
 
+@pytest.fixture(scope="module")
+def three_steps_lm(small_lm):
+    """The model of `scoring_lm` with three steps in a call of the graph."""
+    lm = small_lm(n_layer=1)
+    lm.compile(no_learning(), steps_per_execution=3)
+    return lm
+
+
 def mean_scores(lm, tokens, labels, mems=None):
     means = []
     for segment in zip(tokens, labels, strict=True):
@@ -190,23 +198,19 @@ def test_steps_per_execution_changes_nothing_whether_it_divides_the_batches_or_n
     np.testing.assert_allclose(k_losses.loss, np.array(losses.loss)[ends], rtol=1e-5)
 
 
-def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(small_lm, small_batches):
+def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(three_steps_lm, small_batches):
     """Keras would run six steps for four."""
-    lm = small_lm(n_layer=1)
-    lm.compile(no_learning(), steps_per_execution=3)
     with raises_parameter("steps_per_epoch", 4, limit="3"):
-        lm.fit(dataset_of(*small_batches(n=3)).repeat(), steps_per_epoch=4)
+        three_steps_lm.fit(dataset_of(*small_batches(n=3)).repeat(), steps_per_epoch=4)
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-def test_an_evaluation_reads_no_batch_after_its_steps(small_lm, small_batches, repeated):
-    lm, batches = small_lm(n_layer=1), small_batches(n=4)
-    expected = mean_scores(lm, *batches)[0][:3].mean()
-    lm.compile(no_learning(), steps_per_execution=2)
-    data = dataset_of(*batches).repeat() if repeated else dataset_of(*batches)
-    np.testing.assert_allclose(lm.evaluate(data, steps=3, verbose=0), expected, rtol=1e-5)
-    lm.fit(data, steps_per_epoch=2, validation_data=data, validation_steps=3, verbose=0)
-    np.testing.assert_allclose(lm.history.history["val_loss"], [expected], rtol=1e-5)
+def test_an_evaluation_reads_no_batch_after_its_steps(three_steps_lm, scoring_lm, small_batches):
+    lm, batches = three_steps_lm, small_batches(n=5)
+    expected = mean_scores(scoring_lm, *batches)[0][:4].mean()
+    for name, data in {"finite": dataset_of(*batches), "repeated": dataset_of(*batches).repeat()}.items():
+        np.testing.assert_allclose(lm.evaluate(data, steps=4, verbose=0), expected, rtol=1e-5, err_msg=name)
+        lm.fit(data, steps_per_epoch=3, validation_data=data, validation_steps=4, verbose=0)
+        np.testing.assert_allclose(lm.history.history["val_loss"], [expected], rtol=1e-5, err_msg=name)
 
 
 @SLOW
@@ -362,15 +366,14 @@ def text_with_a_short_end():
     return [text[:, :-1][:, cut] for cut in cuts], [text[:, 1:][:, cut] for cut in cuts]
 
 
-@pytest.mark.parametrize("k", [pytest.param(1, marks=SLOW), 3])
-def test_evaluate_is_the_mean_over_tokens_with_memory_from_zeros(small_lm, k):
-    lm = small_lm(n_layer=1)
+@pytest.mark.parametrize("model", [pytest.param("scoring_lm", marks=SLOW), "three_steps_lm"])
+def test_evaluate_is_the_mean_over_tokens_with_memory_from_zeros(scoring_lm, model, request):
+    lm = request.getfixturevalue(model)
     tokens, labels = batches = text_with_a_short_end()
-    labels[-1] = np.argmin(lm.log_probs(tokens[-1])[0], -1).astype(np.int32)  # the unlikeliest
-    means, _ = mean_scores(lm, *batches)
+    labels[-1] = np.argmin(scoring_lm.log_probs(tokens[-1])[0], -1).astype(np.int32)  # the unlikeliest
+    means, _ = mean_scores(scoring_lm, *batches)
     expected = np.average(means, weights=[5, 5, 5, 2])
     assert np.mean(means) - expected > 1e-3  # it is not the mean over segments
-    lm.compile("sgd", steps_per_execution=k)
     for _ in range(2):
         np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), expected, rtol=1e-5)
     result = lm.evaluate(dataset_of(*batches), verbose=0, return_dict=True)
@@ -423,7 +426,7 @@ def test_a_step_whose_half_precision_overflows_counts_and_changes_no_weight(smal
 
 def test_carried_mems_are_those_of_score_and_can_be_set(small_lm, small_batches):
     lm = small_lm()
-    batches = batches_that_hang_on_memory(lm, small_batches, n=3)
+    batches = batches_that_hang_on_memory(lm, small_batches, n=2)
     means, mems = mean_scores(lm, *batches)
     lm.compile(no_learning(), run_eagerly=True)
     fit(lm, dataset_of(*batches))
@@ -476,7 +479,7 @@ EAGER_STATIC = {"steps_per_execution": 3, "static_shapes": True, "run_eagerly": 
     ids=str,
 )
 def test_train_on_batch_over_batches_is_fit_over_them(small_lm, small_batches, options, compile_options):
-    batches, weights = small_batches(n=3), []
+    batches, weights = small_batches(n=2), []
     for on_batch in (False, True):
         keras.utils.set_random_seed(1)
         lm = small_lm(n_layer=1, **options)
@@ -619,7 +622,7 @@ METRICS = {"perplexity": np.exp, "bits": lambda nll: nll / np.log(2)}
     "replicas, k, run_eagerly",
     [(1, 3, True), *(pytest.param(replicas, k, False, marks=SLOW) for replicas in (1, 2) for k in (1, 3))],
 )
-def test_metrics_are_of_the_mean_nll_over_all_tokens(small_lm, request, replicas, k, run_eagerly):
+def test_metrics_are_of_the_mean_nll_over_all_tokens(small_lm, scoring_lm, request, replicas, k, run_eagerly):
     lengths = [5, 3, 7, 4]
     rng = np.random.default_rng(0)
     batches = [[rng.integers(0, 23, [2, length], np.int32) for length in lengths] for _ in range(2)]
@@ -628,9 +631,10 @@ def test_metrics_are_of_the_mean_nll_over_all_tokens(small_lm, request, replicas
         lm = small_lm(n_layer=1)
         metrics = ["perplexity", "bits"]
         lm.compile(no_learning(), metrics=metrics, steps_per_execution=k, run_eagerly=run_eagerly)
-    validation = text_with_a_short_end()
-    means = mean_scores(lm, *batches)[0]
-    nll, val_nll = np.average(means, weights=lengths), np.average(mean_scores(lm, *validation)[0], weights=[5, 5, 5, 2])
+    validation = [segments[2:] for segments in text_with_a_short_end()]
+    means, _ = mean_scores(scoring_lm, *batches)
+    val_means, _ = mean_scores(scoring_lm, *validation)
+    nll, val_nll = np.average(means, weights=lengths), np.average(val_means, weights=[5, 2])
     assert np.abs(np.exp(nll) - np.average(np.exp(means), weights=lengths)) > 1e-3  # not the mean of exponentials
 
     class Rows(keras.callbacks.Callback):
@@ -919,12 +923,13 @@ def test_options_that_need_independent_samples_are_an_error(scoring_lm, small_ba
 
 def test_options_of_keras_may_be_given_by_position_and_as_their_defaults(scoring_lm, small_batches):
     lm, batches = scoring_lm, small_batches()
-    assert len(lm.fit(dataset_of(*batches), None, None, 3, 0).history["loss"]) == 3
-    lm.fit(dataset_of(*batches), y=None, batch_size=None, shuffle=False, validation_split=0.0, verbose=0)
-    result = lm.evaluate(dataset_of(*batches), None, None, 0, return_dict=True)
+    dataset = dataset_of(*batches)
+    assert len(lm.fit(dataset, None, None, 3, 0).history["loss"]) == 3
+    lm.fit(dataset, y=None, batch_size=None, shuffle=False, validation_split=0.0, verbose=0)
+    result = lm.evaluate(dataset, None, None, 0, return_dict=True)
     np.testing.assert_allclose(result["loss"], mean_scores(lm, *batches)[0].mean(), rtol=1e-5)
     with raises_parameter("epoch", 3, error=txl_tf.UnknownArgumentError):
-        lm.fit(dataset_of(*batches), epoch=3)
+        lm.fit(dataset, epoch=3)
 
 
 def test_an_empty_dataset_is_an_error(scoring_lm):

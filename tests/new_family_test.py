@@ -1,6 +1,7 @@
 """The families of docs/development.md, a tagger and a language model: they train, resume, open, export, are served."""
 
 import contextlib
+import dataclasses
 import re
 import shutil
 
@@ -12,11 +13,14 @@ from helpers import (
     ROOT,
     SMALL,
     assert_variables_equal,
+    at_step,
     log_rows,
     made_up,
     mentions,
     raises_parameter,
     read_checkpoint,
+    terminate,
+    train_run,
     write_text,
 )
 
@@ -25,6 +29,7 @@ from txl_tf.config import Config, ModelConfig
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.language.session import Session
+from txl_tf.runs.callbacks import RunState
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.families.record import FAMILIES, family_of, family_of_model
 from txl_tf.runs.folder import RunFolder
@@ -114,7 +119,7 @@ def made_lm(tmp_path_factory):
     """The folder in which the code of the page has trained and opened the run, and the names that it defines."""
     folder, names = tmp_path_factory.mktemp("eighth"), {"__name__": "eighth"}
     lines = ["the cat sat on the mat", "a dog ran to the hill", "she said the sun is up"]
-    order = np.random.default_rng(0).integers(len(lines), size=300)
+    order = np.random.default_rng(0).integers(len(lines), size=285)  # all segments have one length, so one graph
     write_text(folder / "train.txt", "\n".join(lines[i] for i in order))
     with contextlib.chdir(folder):
         for code in (LM_FAMILY, LM_IMPORTS, LM_TRAIN, LM_OPEN):
@@ -193,6 +198,44 @@ def test_a_language_model_is_saved_and_served(made_lm, tmp_path):
     found = served["score"](tokens=tf.constant(tokens[:, :4]), labels=tf.constant(tokens[:, 1:5]), state=state)
     rest = served["score"](tokens=tf.constant(tokens[:, 4:-1]), labels=tf.constant(tokens[:, 5:]), state=found["state"])
     np.testing.assert_allclose(np.concatenate([found["nll"], rest["nll"]], 1), nll, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- metrics of one's own
+
+
+class Measured(txl_tf.TransformerXLLM):
+    """Reports the loss as a metric of Keras, and in bits as a log of its steps."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean("mean")
+
+    def train_step(self, data):
+        return self.measured(super().train_step(data))
+
+    def test_step(self, data):
+        return self.measured(super().test_step(data))
+
+    def measured(self, logs):
+        self.mean.update_state(logs["loss"])
+        return {**logs, "bits": logs["loss"] / np.log(2)}
+
+
+@pytest.mark.parametrize("step", [3, pytest.param(5, marks=pytest.mark.slow)])  # 5: also the end of the interval
+def test_a_run_with_metrics_of_one_s_own_resumes_in_the_middle_of_an_interval(run_dir, text_file, monkeypatch, step):
+    family = dataclasses.replace(FAMILIES["transformer_xl"], model=Measured, make=Measured)
+    monkeypatch.setitem(FAMILIES, "transformer_xl", family)
+    training = {"iterations": 6}
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        at_step(patch, RunState, "on_train_batch_end", step, terminate)
+        train_run(run_dir, text_file, training=training)
+    train_run(run_dir, text_file, training=training)
+    rows = [{name: float(value) for name, value in row.items()} for row in log_rows(run_dir)]
+    assert [row["step"] for row in rows] == [6, 12]
+    for row in rows:
+        for prefix, tolerance in (("", 1e-6), ("val_", 1e-3)):  # the last segment of a validation is shorter
+            assert row[f"{prefix}bits"] == pytest.approx(row[f"{prefix}bpc"], rel=tolerance)
+            assert row[f"{prefix}mean"] == pytest.approx(row[f"{prefix}loss"], rel=tolerance)
 
 
 # ---------------------------------------------------------------------------------------------- how a family is found

@@ -182,7 +182,12 @@ def test_sgd_is_pytorch_s_where_the_rate_changes(momentum, compiled):
     variables, expected = [keras.Variable(x) for x in start_values()], [x.astype(np.float64) for x in start_values()]
     optimizer = SGD(0.1, momentum=momentum)
     optimizer.build(variables)
-    apply = (tf.function if compiled else lambda x: x)(lambda gradients: optimizer.apply(gradients, variables))
+
+    def apply(gradients):
+        optimizer.apply(gradients, variables)
+
+    if compiled:
+        apply = tf.function(apply, autograph=False)
     velocities = [np.zeros(shape) for shape in SHAPES]
     rates = [0.1, 0.5, 0.01, 0.01, 0.3, 0.0, 0.2]
     for rate, gradients in zip(rates, gradients_of_steps(len(rates)), strict=True):

@@ -110,11 +110,11 @@ def lm(small_lm):
 
 
 def test_shuffled_segments_are_refused_and_may_be_allowed(lm):
-    shuffled = segments().shuffle(3)
+    shuffled, in_order = segments().shuffle(3).take(1), segments().take(1)
     for name, call in (
         ("x", lambda **options: lm.fit(shuffled, verbose=0, **options)),
         ("x", lambda **options: lm.evaluate(shuffled, verbose=0, **options)),
-        ("validation_data", lambda **options: lm.fit(segments(), validation_data=shuffled, verbose=0, **options)),
+        ("validation_data", lambda **options: lm.fit(in_order, validation_data=shuffled, verbose=0, **options)),
     ):
         before = lm.get_weights()
         with pytest.raises(txl_tf.ParameterError) as caught:
@@ -133,7 +133,7 @@ def test_a_model_without_memory_takes_them_in_any_order(small_lm):
     lm = small_lm(n_layer=1, mem_len=0)
     lm.compile("sgd", run_eagerly=True)
     lm.fit(segments().shuffle(3).take(1), validation_data=segments().shuffle(3).take(1), verbose=0)
-    tokens = np.random.default_rng(0).integers(5, size=SEGMENTS.shape)
+    tokens = np.random.default_rng(0).integers(5, size=[3, 2, 5])
     in_order = Dataset.from_tensor_slices((tokens, tokens[..., ::-1]))
     expected = lm.evaluate(in_order, verbose=0)
-    assert lm.evaluate(in_order.shuffle(6, seed=1), verbose=0) == pytest.approx(expected, rel=1e-5)
+    assert lm.evaluate(in_order.shuffle(3, seed=1), verbose=0) == pytest.approx(expected, rel=1e-5)

@@ -57,7 +57,21 @@ def assert_logged(recorder, run_dir, epochs):
         assert ("val_loss" in logs) == (rows[epoch]["val_loss"] != "NA" and not last)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(3, marks=SLOW)])
+def test_callbacks_see_every_interval_and_end_a_training_which_a_later_one_continues(run_dir, text_file, trained_run):
+    first, later = Recorder(), Recorder()
+    train_run(run_dir, text_file, [first, StopAt(3, "epoch")])
+    assert (run_dir / "ckpt-3.index").exists() and [int(row["step"]) for row in log_rows(run_dir)] == [3]
+    assert first.batches == [1, 2, 3]
+    assert_logged(first, run_dir, [0])
+    train_run(run_dir, text_file, [later])
+    assert later.batches == [*range(4, 13)]
+    assert_logged(later, run_dir, [1, 2, 3])
+    assert_variables_equal(read_checkpoint(run_dir / "ckpt-12"), read_checkpoint(trained_run[0] / "ckpt-12"))
+    assert [row["loss"] for row in log_rows(run_dir)] == [row["loss"] for row in log_rows(trained_run[0])]
+
+
+@SLOW
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_a_callback_sees_every_interval_also_after_a_resume(run_dir, text_file, steps_per_execution):
     recorder, resumed = Recorder(), Recorder()
     train_run(run_dir, text_file, [recorder], training={"steps_per_execution": steps_per_execution})
@@ -70,13 +84,14 @@ def test_a_callback_sees_every_interval_also_after_a_resume(run_dir, text_file, 
     assert [logs["loss"] for _, logs in resumed.epochs] == [logs["loss"] for _, logs in recorder.epochs[2:]]
 
 
+@SLOW
 @pytest.mark.parametrize(
     "step, event",
     [
         (3, "epoch"),
-        pytest.param(6, "epoch", marks=SLOW),  # where a checkpoint is due
-        pytest.param(3, "batch", marks=SLOW),  # at the end of an interval
-        pytest.param(4, "batch", marks=SLOW),  # within one
+        (6, "epoch"),  # where a checkpoint is due
+        (3, "batch"),  # at the end of an interval
+        (4, "batch"),  # within one
     ],
 )
 def test_a_callback_ends_the_training_which_a_later_one_continues(run_dir, text_file, trained_run, step, event):

@@ -280,9 +280,9 @@ def parts_of(name):
     class OwnPositions(family.network):
         """Sinusoids of half the distance, or place."""
 
-        def positions(self, klen, zero=0):
+        def position_table(self, length, zero=0):
             CALLED.add("OwnPositions")
-            return super().positions(klen, zero) * 0.5 + 0.25
+            return super().position_table(length, zero) * 0.5 + 0.25
 
     def model_of(network_class):
         """The family's model over another network, as `LanguageModel` documents it."""
@@ -634,7 +634,7 @@ def make(family, way, setting, adaptive=True):
     classes, own = FAMILIES[family], OWN[family]
     options = {**SIZES, **classes.options, **(ADAPTIVE if adaptive else {}), "dropout": 0.0, "seed": 3}
     keras.utils.set_random_seed(1)
-    lm = way.model(classes, own)(**options, **setting.options)
+    lm = way.model(classes, own)(**{**options, **setting.options})
     randomise(lm)
     if setting.compiled is not None:
         lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)

@@ -2,7 +2,7 @@
 
 A method may also raise an error that names the part, before it returns a number. The tables of parts are in
 `own_parts.py` (language models) and `own_pairs_and_taggers.py`; `SETTINGS` says how a model is made and used before.
-With "eager" functions run without graphs, which is quick; the other settings are slow.
+With "one_layer" functions run without graphs, which is quick; the other settings are slow.
 """
 
 import contextlib
@@ -13,21 +13,23 @@ import own_parts
 import pytest
 import tensorflow as tf
 from helpers import eagerly, raises_parameter
-from own_parts import CALLED, FAMILIES, OWN, SETTINGS, attributes_set, wrong
+from own_parts import CALLED, FAMILIES, OWN, attributes_set, wrong
 
 import txl_tf
 from txl_tf.language.sampling import precompute_softmax
 from txl_tf.nn import parts
 
+SETTINGS = {**own_parts.SETTINGS, "one_layer": own_parts.Setting({"n_layer": 1}, eager=True)}
+
 
 def cases(ways, settings, fast=()):
-    """Parameters `(way, setting)`: the ways `fast` are, in the setting "eager"."""
+    """Slow parameters `(way, setting)`. The ways `fast` are also tested with one layer, which is fast."""
 
-    def case(way, setting):
-        slow = [pytest.mark.slow] * (setting != "eager" or way not in fast)
-        return pytest.param(way, setting, id=f"{way}-{setting}", marks=slow)
+    def case(way, setting, marks=()):
+        return pytest.param(way, setting, id=f"{way}-{setting}", marks=marks)
 
-    return [case(way, setting) for way in ways for setting in settings]
+    slow = [case(way, setting, pytest.mark.slow) for way in ways for setting in settings]
+    return [case(way, "one_layer") for way in fast] + slow
 
 
 def own_numbers(module, model):
@@ -68,12 +70,12 @@ def check_language_model(family, way, setting, folder, adaptive=True):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("way, setting", cases(own_parts.WAYS, SETTINGS, ("layer_class",)))
+@pytest.mark.parametrize("way, setting", cases(own_parts.WAYS, own_parts.SETTINGS, ("layer_class",)))
 def test_transformer_xl_computes_its_own_call(way, setting, tmp_path):
     check_language_model("xl", way, setting, tmp_path)
 
 
-@pytest.mark.parametrize("way, setting", cases(own_parts.WAYS, SETTINGS))
+@pytest.mark.parametrize("way, setting", cases(own_parts.WAYS, own_parts.SETTINGS))
 def test_a_vanilla_language_model_computes_its_own_call_within_a_window(way, setting, tmp_path):
     check_language_model("vanilla", way, setting, tmp_path)
 
@@ -218,7 +220,7 @@ def test_a_call_refuses_an_option_that_the_network_does_not_take():
         lm(own_parts.PROMPT, output_hidden_states=True)
 
 
-OF_KERAS = [name for name in SETTINGS if name not in ("recompute", "static_shapes")]
+OF_KERAS = [name for name in own_parts.SETTINGS if name not in ("recompute", "static_shapes")]
 
 
 def check_other(kind, way, setting, folder):
@@ -281,7 +283,7 @@ PLAIN = own_parts.Way(("nothing",))
 
 @pytest.mark.parametrize("adaptive", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["adaptive", "plain"])
 @pytest.mark.parametrize(
-    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name != "eager")) for name in SETTINGS]
+    "setting", ["one_layer", *(pytest.param(name, marks=pytest.mark.slow) for name in own_parts.SETTINGS)]
 )
 @pytest.mark.parametrize("family", ["xl", pytest.param("vanilla", marks=pytest.mark.slow)])
 def test_the_library_s_own_language_models_compute_their_call(family, setting, adaptive, tmp_path):

@@ -1,5 +1,8 @@
 """Hooks of Keras that a subclass overrides, or an instance replaces: used by all models, or refused by name."""
 
+import functools
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -23,16 +26,32 @@ def subclass(base=txl_tf.TransformerXLLM, **methods):
     return type("Mine", (base,), methods)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dataset(small_batches):
     return tf.data.Dataset.from_tensor_slices(tuple(small_batches(n=2)))
 
 
 @pytest.fixture(scope="module")
-def plain_history(small_batches):
+def plain_run(dataset):
+    """A function of options of `compile`: what a model without own methods computes. Each option runs once."""
+
+    @functools.cache
+    def run(**options):
+        plain = language_model(**options)
+        history = plain.fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
+        weights, mems = arrays_of(plain), plain.carried_arrays()["mems"]
+        loss = plain.evaluate(dataset, verbose=0)
+        batch = next(dataset.as_numpy_iterator())
+        batch_losses = [plain.train_on_batch(*batch), plain.test_on_batch(*batch)]
+        return SimpleNamespace(history=history, weights=weights, mems=mems, loss=loss, batch_losses=batch_losses)
+
+    return run
+
+
+@pytest.fixture
+def plain_history(plain_run):
     """Of two epochs of `dataset`, each with a validation."""
-    dataset = tf.data.Dataset.from_tensor_slices(tuple(small_batches(n=2)))
-    return language_model().fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
+    return plain_run().history
 
 
 def arrays_of(model):
@@ -67,23 +86,21 @@ def of_a_test(self, data):
         ),
     ],
 )
-def test_a_step_of_either_signature_trains_with_memory_and_its_logs_are_reported(dataset, step, options):
-    plain = language_model(**options)
-    own = language_model(subclass(train_step=step, test_step=of_a_test), **options)
-    expected = plain.fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
+def test_a_step_of_either_signature_trains_with_memory_and_its_logs_are_reported(dataset, plain_run, step, options):
+    own, plain = language_model(subclass(train_step=step, test_step=of_a_test), **options), plain_run(**options)
+    expected = plain.history
     history = own.fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
     assert {name: history[name] for name in expected} == expected
     for prefix in ("", "val_"):
         np.testing.assert_allclose(history[f"{prefix}twice"], 2 * np.array(expected[f"{prefix}loss"]), rtol=1e-6)
-    np.testing.assert_array_equal(arrays_of(own), arrays_of(plain))
-    np.testing.assert_array_equal(own.carried_arrays()["mems"], plain.carried_arrays()["mems"])
+    np.testing.assert_array_equal(arrays_of(own), plain.weights)
+    np.testing.assert_array_equal(own.carried_arrays()["mems"], plain.mems)
 
-    loss = plain.evaluate(dataset, verbose=0)
+    loss = plain.loss
     assert own.evaluate(dataset, verbose=0) == pytest.approx([loss, 2 * loss])
     assert own.evaluate(dataset, verbose=0, return_dict=True) == pytest.approx({"loss": loss, "twice": 2 * loss})
     (batch, *_) = dataset.as_numpy_iterator()
-    for method in ("train_on_batch", "test_on_batch"):
-        loss = getattr(plain, method)(*batch)
+    for method, loss in zip(("train_on_batch", "test_on_batch"), plain.batch_losses, strict=True):
         assert getattr(own, method)(*batch) == pytest.approx([loss, 2 * loss])
 
 
@@ -282,13 +299,13 @@ def test_own_functions_of_steps_are_called_and_a_reset_must_call_super(dataset, 
         self.train_function = lambda iterator: (calls.append(1), function(iterator))[1]
 
     expected = {name: values[:1] for name, values in plain_history.items() if not name.startswith("val_")}
-    assert language_model(subclass(make_train_function=make)).fit(dataset, verbose=0).history == expected
+    own = {"make_train_function": make, "reset_metrics": lambda self: super(type(self), self).reset_metrics()}
+    assert language_model(subclass(**own)).fit(dataset, verbose=0).history == expected
     assert len(calls) == 2
-    lm = language_model(subclass(reset_metrics=lambda self: super(type(self), self).reset_metrics()))
-    assert lm.fit(dataset, verbose=0).history == expected
+    forgetful = language_model(subclass(reset_metrics=lambda self: None))
     for method in ("fit", "evaluate"):
         with pytest.raises(txl_tf.ParameterError) as caught:
-            getattr(language_model(subclass(reset_metrics=lambda self: None)), method)(dataset, verbose=0)
+            getattr(forgetful, method)(dataset, verbose=0)
         assert caught.value.name == "reset_metrics"
 
 
@@ -340,11 +357,24 @@ def kind(request):
     return MODELS[request.param]
 
 
+@functools.cache
+def made_once(make):
+    return make()
+
+
+@pytest.fixture
+def plain(kind):
+    """A model without own methods, which tests share: with its first weights, as those of `make`."""
+    model = made_once(kind[0])
+    randomise(model)
+    return model
+
+
 def fit(model, data, **options):
     return model.fit(*data, batch_size=2, shuffle=False, verbose=0, **options).history
 
 
-def test_an_own_loss_is_trained_for_and_logged(kind):
+def test_an_own_loss_is_trained_for_and_logged(kind, plain):
     make, data, base = kind
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -354,15 +384,15 @@ def test_an_own_loss_is_trained_for_and_logged(kind):
     def only(self, x, y, y_pred, sample_weight=None):  # without `training`, as before Keras 3.3
         return tf.reduce_mean(y_pred)
 
-    models = [make(subclass(base, compute_loss=own)) if own else make() for own in (compute_loss, None, only)]
-    start, batch = arrays_of(models[0]), [keras.tree.map_structure(lambda x: x[:2], part) for part in data]
-    for model in models:
+    own, other = (make(subclass(base, compute_loss=function)) for function in (compute_loss, only))
+    start, batch = arrays_of(plain), [keras.tree.map_structure(lambda x: x[:2], part) for part in data]
+    tested = own.evaluate(*data, verbose=0, return_dict=True)
+    expected = plain.evaluate(*data, verbose=0, return_dict=True)
+    for model in (own, plain, other):
         model.train_on_batch(*batch)
-    whole, loss, mean = (arrays_of(model) - start for model in models)
+    whole, loss, mean = (arrays_of(model) - start for model in (own, plain, other))
     np.testing.assert_allclose(whole, 2 * loss + mean, rtol=0, atol=2e-5)
     assert np.abs(loss - mean).max() > 1e-3
-    tested = make(subclass(base, compute_loss=compute_loss)).evaluate(*data, verbose=0, return_dict=True)
-    expected = make().evaluate(*data, verbose=0, return_dict=True)
     np.testing.assert_allclose(tested.pop("loss"), 2 * expected.pop("loss") + 100, rtol=1e-5)
     assert tested == expected
 
@@ -381,7 +411,7 @@ def test_an_own_loss_is_computed_in_float64(kind):
     np.testing.assert_allclose(losses[0], 2 * losses[1], rtol=1e-12)
 
 
-def test_own_metrics_are_used(kind):
+def test_own_metrics_are_used(kind, plain):
     make, data, base = kind
 
     class Counting(base):
@@ -393,8 +423,8 @@ def test_own_metrics_are_used(kind):
             self.largest.update_state(tf.reduce_max(y_pred))
             return {**super().compute_metrics(x, y, y_pred, sample_weight), "seven": 7.0}
 
-    history, plain = fit(make(Counting), data, validation_data=data), fit(make(), data, validation_data=data)
-    assert {name: history.pop(name) for name in plain} == plain
+    history, expected = (fit(model, data, validation_data=data) for model in (make(Counting), plain))
+    assert {name: history.pop(name) for name in expected} == expected
     assert history["seven"] == history["val_seven"] == [7.0]
     assert sorted(history) == ["largest", "seven", "val_largest", "val_seven"]
     assert history["largest"][0] > -100 and history["largest"] != history["val_largest"]
@@ -405,9 +435,9 @@ def test_own_metrics_are_used(kind):
     assert fit(model, data) == {"seven": [7.0]}
 
 
-def test_metrics_that_are_attributes_have_other_names_than_the_models_own(kind):
+def test_metrics_that_are_attributes_have_other_names_than_the_models_own(kind, plain):
     make, data, base = kind
-    for name in {metric.name for metric in (*make().own_metrics, make().grad_norm)}:
+    for name in {metric.name for metric in (*plain.own_metrics, plain.grad_norm)}:
         model = make(with_metric(base, name))
         for method in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
             with pytest.raises(txl_tf.ParameterError) as caught:
@@ -416,7 +446,7 @@ def test_metrics_that_are_attributes_have_other_names_than_the_models_own(kind):
 
 
 @SLOW
-def test_metrics_that_are_attributes_are_reset_and_reported(kind):
+def test_metrics_that_are_attributes_are_reset_and_reported(kind, plain):
     make, data, base = kind
 
     class Counting(base):
@@ -428,32 +458,33 @@ def test_metrics_that_are_attributes_are_reset_and_reported(kind):
             self.steps.update_state(1.0)
             return super().train_step(data)
 
-    history, plain = fit(make(Counting), data, epochs=2), fit(make(), data, epochs=2)
-    assert history.pop("steps") == [2, 2] and history == plain
+    history, expected = (fit(model, data, epochs=2) for model in (make(Counting), plain))
+    assert history.pop("steps") == [2, 2] and history == expected
     with pytest.raises(txl_tf.ParameterError) as caught:
         fit(make(subclass(base, reset_metrics=lambda self: None)), data)
     assert caught.value.name == "reset_metrics"
 
 
-def test_what_keras_does_not_call_is_refused_and_add_loss_of_an_own_call_counts(kind):
+def test_what_keras_does_not_call_is_refused_and_add_loss_of_an_own_call_counts(kind, plain):
     make, data, base = kind
-    with pytest.raises(txl_tf.ParameterError) as caught:
-        make(subclass(base, stateless_compute_loss=lambda self: None))
-    assert caught.value.name == "stateless_compute_loss"
+    for name in ("stateless_compute_loss", *base.unused_methods):
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            make(subclass(base, **{name: lambda self: None}))
+        assert caught.value.name == name
 
     def call(self, *args, **kwargs):
         result = super(type(self), self).call(*args, **kwargs)
         self.add_loss(3 * tf.reduce_sum(self.trainable_variables[0]))
         return result
 
-    own, plain = make(subclass(base, call=call)), make()
+    own = make(subclass(base, call=call))
     for model in (own, plain):
         model.train_on_batch(*data)
     first = own.trainable_variables[0], plain.trainable_variables[0]
     np.testing.assert_allclose(first[0], first[1] - 0.1 * 3, rtol=0, atol=1e-5)
 
 
-def test_weights_of_classes_that_an_own_step_ignores_are_refused(kind):
+def test_weights_of_classes_that_an_own_step_ignores_are_refused(kind, plain):
     make, data, base = kind
 
     def alone(self, data):
@@ -466,7 +497,7 @@ def test_weights_of_classes_that_an_own_step_ignores_are_refused(kind):
         fit(make(subclass(base, train_step=alone)), data, class_weight={1: 2.0})
     assert caught.value.name == "class_weight"
     found = fit(make(subclass(base, train_step=with_super)), data, class_weight={1: 2.0})
-    assert found == fit(make(), data, class_weight={1: 2.0})
+    assert found == fit(plain, data, class_weight={1: 2.0})
 
 
 @SLOW

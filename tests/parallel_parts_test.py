@@ -1,5 +1,6 @@
 """Training steps that compute parts of a batch at the same time, against steps that compute the whole batch."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def trained(small_lm, data, parts=1, model=DROPPING, **compiled):
 
 
 def assert_same_training(small_lm, data, model=DROPPING, tolerance=2e-5, **compiled):
-    expected, expected_mems, expected_history = trained(small_lm, data, model=model)
+    expected, expected_mems, expected_history = trained(small_lm, data, model=model, run_eagerly=True)
     weights, mems, history = trained(small_lm, data, parts=2, model=model, **compiled)
     for found, array in zip(weights, expected, strict=True):
         np.testing.assert_allclose(found, array, rtol=0, atol=tolerance)
@@ -43,7 +44,8 @@ def assert_same_training(small_lm, data, model=DROPPING, tolerance=2e-5, **compi
 @pytest.mark.parametrize(
     "model, compiled",
     [
-        ({}, {}),
+        ({"n_layer": 1}, {}),
+        pytest.param({}, {}, marks=SLOW),
         pytest.param({}, {"gradient_accumulation_steps": 2}, marks=SLOW),
         pytest.param({}, {"run_eagerly": True}, marks=SLOW),
         pytest.param({}, {"run_eagerly": True, "gradient_accumulation_steps": 2}, marks=SLOW),
@@ -74,7 +76,7 @@ def test_weights_count_over_the_whole_batch_even_if_a_part_has_none(small_lm, sm
     done = np.zeros(tokens.shape, bool)
     done[0, 1, 2] = done[1, 3, 0] = True
     data = tf.data.Dataset.from_tensor_slices(({"tokens": tokens, "done": done}, labels, weights))
-    assert_same_training(small_lm, data)
+    assert_same_training(small_lm, data, {**DROPPING, "n_layer": 1})
 
 
 @SLOW
@@ -121,7 +123,7 @@ def test_what_parts_cannot_do_is_refused(small_lm, small_batches):
 
 
 def evaluated(small_lm, data, parts, model, **compiled):
-    lm = small_lm(**{"n_layer": 2, **model})
+    lm = small_lm(**{"n_layer": 1, **model})
     lm.compile(parallel_parts=parts, metrics=["bits"], **compiled)
     return lm.evaluate(data, verbose=0)
 
@@ -145,7 +147,7 @@ def test_an_evaluation_in_parts_is_that_of_the_whole_batch(small_lm, small_batch
     done[0, 1, 2] = done[1, 3, 0] = True
     given = {"tokens": tokens, "done": done} if model.get("mem_len") != 0 else tokens
     data = tf.data.Dataset.from_tensor_slices((given, labels, weights))
-    expected = evaluated(small_lm, data, 1, model)
+    expected = evaluated(small_lm, data, 1, model, run_eagerly=True)
     for parts in (2, 6):  # of 6 parts and 4 rows, the parts are 2
         rtol = 1e-2 if "dtype" in model else 1e-5
         np.testing.assert_allclose(evaluated(small_lm, data, parts, model, **compiled), expected, rtol=rtol)
@@ -197,23 +199,41 @@ def test_an_accelerator_computes_the_whole_batch(monkeypatch):
     assert threads.choose_parallel_parts(8, 1e6) == 1
 
 
-def run_of(tmp_path, final=None, **training):
-    """Trains a small model for two steps. Returns the number of its parts."""
+class Begun(Exception):
+    """Ends a run when its training begins."""
+
+
+class RecordParts(keras.callbacks.Callback):
+    """Records the number of parts of a run whose training begins, and ends it unless `trains`."""
+
+    def __init__(self, trains):
+        super().__init__()
+        self.trains = trains
+
+    def on_train_begin(self, logs=None):
+        self.parts = self.model.parallel_parts
+        if not self.trains:
+            raise Begun
+
+
+def run_of(tmp_path, final=None, trains=False, **training):
+    """Starts a run of a small model, or trains it for two steps. Returns the number of its parts."""
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 60)
-    folder = tmp_path / "run"
-    found = []
-    record = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: found.append(record.model.parallel_parts))
-    train_run(
-        folder,
-        data={"dataset": "text", "data_path": str(tmp_path / "text.txt"), "level": "char"},
-        model=ModelConfig(n_layer=1, d_model=8, d_embed=8, n_head=2, d_head=4, d_inner=8, mem_len=4),
-        optimizer=OptimizerConfig(),
-        training=TrainingConfig(tgt_len=8, train_batch_size=4, train_steps=2, iterations=2, save_steps=2, **training),
-        final=EvaluationConfig(eval_batch_size=4, max_eval_batch=1, **(final or {})),
-        callbacks=[record],
-    )
-    return found[0]
+    record = RecordParts(trains)
+    with contextlib.suppress(Begun):
+        train_run(
+            tmp_path / "run",
+            data={"dataset": "text", "data_path": str(tmp_path / "text.txt"), "level": "char"},
+            model=ModelConfig(n_layer=1, d_model=8, d_embed=8, n_head=1, d_head=4, d_inner=8, mem_len=4),
+            optimizer=OptimizerConfig(),
+            training=TrainingConfig(
+                tgt_len=8, train_batch_size=4, train_steps=2, iterations=2, save_steps=2, **training
+            ),
+            final=EvaluationConfig(eval_batch_size=4, max_eval_batch=1, **(final or {})),
+            callbacks=[record],
+        )
+    return record.parts
 
 
 @pytest.fixture
@@ -228,7 +248,7 @@ def two_cores(monkeypatch):
 
 
 def test_a_run_chooses_parts_and_sets_the_threads(two_cores, tmp_path):
-    assert run_of(tmp_path / "chosen") == 2
+    assert run_of(tmp_path / "chosen", trains=True) == 2
     assert run_of(tmp_path / "given", parallel_parts=4) == 4
     assert two_cores == [2, 4]
 
@@ -251,12 +271,12 @@ def test_parts_that_a_run_cannot_have_are_an_error(two_cores, tmp_path):
         run_of(tmp_path / "rows", parallel_parts=3)
 
 
-def test_an_evaluation_chooses_parts(tmp_path, request):
-    run_of(tmp_path)
+def test_an_evaluation_chooses_parts(tmp_path, trained_run, request, eager):
+    folder, _ = trained_run
 
     def evaluated(**evaluation):
-        sizes = {"tgt_len": 8, "eval_batch_size": 4}
-        (nll,) = evaluate_run(str(tmp_path / "run"), evaluation=EvaluationConfig(**{**sizes, **evaluation})).values()
+        sizes = {"tgt_len": 8, "eval_batch_size": 4, "max_eval_batch": 2}
+        (nll,) = evaluate_run(str(folder), evaluation=EvaluationConfig(**{**sizes, **evaluation})).values()
         return nll
 
     expected = evaluated()

@@ -9,6 +9,7 @@ from helpers import mentions, raises_parameter, write_text
 
 from txl_tf.config import PairsConfig
 from txl_tf.data.pairs.dates import make_dates
+from txl_tf.data.pairs.files import PairReader
 from txl_tf.data.pairs.parallel import END_ID, START_ID, Pairs, check_lengths, encode_lines, pair_batches, read_pairs
 from txl_tf.errors import ParameterError
 
@@ -231,6 +232,9 @@ def test_other_bad_input_is_named(tmp_path):
     with raises_parameter("path", [one, two]) as raised:
         read_pairs(PairsConfig(train_path=[one, two]))
     assert mentions(str(raised.value), one, 2, two, 3)
+    comma = tsv(tmp_path / "a,b.tsv", [("a", "b")])
+    for path in (comma, comma.split(",")):  # a flag is a list
+        assert [side.lines for side in PairReader().read(path)] == [["a\n"], ["b\n"]]
     with raises_parameter("train_path", None):
         read_pairs(PairsConfig())
     with raises_parameter("train_path", f"{tmp_path}/one"):

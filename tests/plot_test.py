@@ -166,7 +166,7 @@ def test_probabilities_times_values_are_what_the_layer_computes(small_lm, option
     np.testing.assert_allclose(attn.layer_norm(w + attended @ attn.o_kernel), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_text_before_the_segment_is_the_memory_and_zeros_are_before_the_text(plot, small_lm):
+def test_the_text_before_the_segment_is_the_memory_and_zeros_are_before_the_text(plot, small_lm, eager):
     lm = small_lm()
     ids = np.random.default_rng(0).integers(0, 23, 14).astype(np.int32)
     mems = lm.initial_mems(1)
@@ -303,7 +303,7 @@ def test_every_token_is_scored_given_c_c_plus_step_and_so_on_tokens_alone(plot, 
     np.testing.assert_allclose(nll, expected, rtol=1e-4)
 
 
-def test_the_shortest_text_for_contexts(plot, small_lm):
+def test_the_shortest_text_for_contexts(plot, small_lm, eager):
     lm = small_lm(mem_len=12)
     assert plot.nll_by_context(lm, np.zeros(21, np.int32), step=4, n_context=3).shape == (3, 4)
     with raises_parameter("text", 20, limit="21"):
@@ -455,6 +455,9 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
         (["--kind=context", "--context_step=0"], "context_step", 0),
         (["--kind=memory"], "tgt_len", None),
         (["--kind=memory", "--mem_len=0"], "mem_len", 0),
+        (["--kind=memory", "--text=abc", "--max_tokens=1"], "max_tokens", 1),
+        (["--kind=memory", "--font=log.csv"], "font", "log.csv"),
+        (["--kind=context", "--mem_len=-5"], "mem_len", -5),
         (["--kind=attention", "--text=abc", "--font=log.csv"], "font", "log.csv"),
     ],
     ids=str,
@@ -551,7 +554,7 @@ def test_absolute_positions_have_no_terms_to_draw(main, tmp_path):
     "name, beginning", [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml"), ("a", b"\x89PNG")]
 )
 def test_a_picture_has_the_format_of_its_ending(main, tmp_path, name, beginning):
-    main("--kind=masks", f"--output={tmp_path / name}")
+    main("--kind=masks", "--tgt_len=2", "--mem_len=0", f"--output={tmp_path / name}")
     assert (tmp_path / name).read_bytes().startswith(beginning)
 
 
@@ -665,8 +668,8 @@ def test_2000_positions_are_all_different(d_model, nearest):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--kind=masks", "--tgt_len=3", "--mem_len=0"],
-        ["--kind=shift"],
+        ["--kind=masks"],
+        ["--kind=shift", "--tgt_len=2", "--mem_len=1"],
         pytest.param(["--kind=positions", "--positions=21", "--d_model=8"], marks=pytest.mark.slow),
         ["--kind=wavelengths", "--positions=21", "--d_model=8", "--dpi=50"],
     ],
@@ -688,6 +691,7 @@ def test_the_program_draws_ideas_without_a_run(main, tmp_path, capsys, arguments
         (["--kind=shift", "--model_dir=x"], ["--model_dir", "--kind=curves, attention", "--kind=shift"]),
         (["--kind=curves", "--model_dir=x", "--text=a"], ["--text", "--kind=attention, terms, memory"]),
         (["--kind=terms"], ["terms", "--model_dir"]),
+        (["--kind=memory", "--model_dir=x", "--max_tokens=-100"], ["max_tokens", -100]),
     ],
     ids=str,
 )
@@ -701,7 +705,8 @@ def test_the_picture_along_a_text_has_none_half_and_all_of_the_memory(main, run,
     text, drawn = "abc def ghi", []
     monkeypatch.setattr(plot, "save", lambda figure, path, dpi: drawn.append(figure))
     main("--kind=memory", f"--model_dir={run}", f"--text={text}", "--tgt_len=5", f"--output={tmp_path / 'a.png'}")
-    lm, ids = RunFolder(run).load_model(), RunFolder(run).load_vocab().encode(text)
+    folder = RunFolder(run)
+    lm, ids = folder.load_model(folder.find_checkpoint()), folder.load_vocab().encode(text)  # the program's model
     expected = np.concatenate([nll for _, nll in nll_by_memory(lm, ids, 5, (0, 2, 4))], 1) / math.log(2)
     (axes,) = drawn[0].axes
     lines, starts = axes.lines[:3], axes.lines[3:]

@@ -280,24 +280,23 @@ class ListedAlibi(Alibi):
 )
 def test_many_rows_read_a_token_at_once_as_few_rows_do_one_by_one(positions, options, monkeypatch, eager):
     window = {"mem_len": 0, "context_len": 5} if positions in WINDOWS else {}
-    lm = make(positions, **options, **window)
+    lm = make(positions, n_layer=1, **options, **window)
     text = words(6, 9, borders=[(3, 7), (), (0,), (5,), (), (6,)])
 
-    def read(rows):
-        """The outputs for the last five tokens of some rows, read one by one: `[5, rows, d_model]`."""
+    def read(few_rows):
+        """The outputs for the last five tokens of the rows, read one by one: `[5, rows, d_model]`."""
+        monkeypatch.setattr(inference, "FEW_ROWS", few_rows)
         cache = lm.decoding_cache()
         weights = cache.precompute()
-        _, state = cache.read_prompt(tf.constant(text[rows, :4], tf.int32), tf.fill([len(text[rows])], 4))
+        _, state = cache.read_prompt(tf.constant(text[:, :4], tf.int32), tf.fill([6], 4))
         outputs = []
         for i in range(4, 9):
-            output, state = cache.read_token(weights, tf.constant(text[rows, i], tf.int32), state)
+            output, state = cache.read_token(weights, tf.constant(text[:, i], tf.int32), state)
             outputs.append(array(output))
         return np.stack(outputs)
 
-    few = np.concatenate([read(slice(0, 3)), read(slice(3, 6))], 1)
-    monkeypatch.setattr(inference, "FEW_ROWS", 1)
     tolerance = {"float64": 1e-12, "mixed_bfloat16": 0.1}.get(lm.dtype_policy.name, 1e-5)
-    np.testing.assert_allclose(read(slice(0, 6)), few, atol=tolerance)
+    np.testing.assert_allclose(read(few_rows=1), read(few_rows=6), atol=tolerance)
 
 
 @pytest.mark.parametrize("positions", RINGS)
@@ -798,7 +797,7 @@ def test_a_segment_that_is_longer_than_what_is_learned_is_refused(eager):
 
 def test_such_a_segment_is_refused_after_segments_of_other_lengths():
     """A graph that has seen several lengths knows none of them."""
-    lm, text = make("learned", context_len=6), words(2, 9)
+    lm, text = make("learned", context_len=6, n_layer=1, n_head=1), words(2, 9)
     lm.compile("sgd")
     calls = (
         lambda x: lm.score(x, x),
@@ -827,13 +826,13 @@ def test_such_a_segment_is_refused_after_segments_of_other_lengths():
 
 def test_masks_and_memories_of_a_wrong_length_have_a_name_in_a_graph():
     """A mask of one column would broadcast to all tokens."""
-    network, text = make("alibi").network, words(2, 6)
+    network, text = make("alibi", n_layer=1).network, words(2, 6)
     specs = tf.TensorSpec([2, None], tf.int32), tf.TensorSpec([2, None], tf.bool), tf.TensorSpec([2, None, 8])
 
     def called(tokens, mask, mem):
         return network(tokens, [mem] * network.n_layer, padding_mask=mask)[0]
 
-    call = tf.function(called).get_concrete_function(*specs)
+    call = tf.function(called, autograph=False).get_concrete_function(*specs)
     mask, mem = np.arange(6) < [[6], [3]], np.zeros([2, 5, 8], np.float32)
     expected = called(tf.constant(text), tf.constant(mask), tf.constant(mem))
     np.testing.assert_allclose(call(*map(tf.constant, (text, mask, mem))), expected, rtol=1e-5, atol=1e-6)
@@ -841,7 +840,7 @@ def test_masks_and_memories_of_a_wrong_length_have_a_name_in_a_graph():
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
             call(*map(tf.constant, tensors))
         assert mentions(str(caught.value), *facts)
-    lm = make("alibi")
+    lm = make("alibi", n_layer=1)
     for n in (3, 4, 5):
         lm.score(text[:, :n], text[:, :n], lengths=[n, 1])
     with raises_parameter("mems", limit="mem_len=5"):
@@ -858,6 +857,24 @@ def test_an_own_table_of_positions_may_be_longer(monkeypatch):
     monkeypatch.setattr(Repeated, "known_as", "repeated")
     lm, text = make("repeated", mem_len=0, context_len=4), words(2, 9)
     assert np.all(lm.score(text[:, :8], text[:, 1:])[0] > 0)
+
+
+@pytest.mark.parametrize("method", ["position_table", "positions"])  # the second is the name before 0.1.0
+def test_a_table_of_an_own_network_may_be_longer(method):
+    def repeated(self, length, zero=0):
+        return tf.gather(tf.convert_to_tensor(self.pos_table), tf.range(length) % self.context_len)[None]
+
+    text, own_class = words(2, 8), type("Own", (txl_tf.TransformerXL,), {method: repeated})
+    own, other = (
+        cls(**SMALL, positions="learned", context_len=n) for cls, n in ((own_class, 4), (txl_tf.TransformerXL, 8))
+    )
+    own.build_at_once()
+    other.build_at_once()
+    weights = {weight.path.split("/", 1)[1]: weight for weight in own.weights}
+    for weight in other.weights:
+        value = weights[weight.path.split("/", 1)[1]].numpy()
+        weight.assign(np.tile(value, [2, 1]) if weight.path.endswith("pos_table") else value)
+    close(own(text)[0], other(text)[0])
 
 
 @pytest.mark.parametrize("positions", [name for name in SCHEMES if name != "relative"])

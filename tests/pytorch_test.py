@@ -284,6 +284,9 @@ def zeros(*shape, dtype=np.float32):
 QKV = "layers.1.dec_attn.qkv_net.weight"
 DAMAGED = {  # a tensor, what it becomes, and what the message contains
     "a tensor is missing": (QKV, None, f"{QKV}"),
+    "a tensor occurs twice": (f"transformer.{QKV}", zeros(24, 8), f"transformer.{QKV}"),
+    "not a number": ("crit.cluster_bias", np.array([0, np.nan], np.float32), "crit.cluster_bias"),
+    "too large for float32": ("crit.cluster_bias", np.array([0, 1e39]), "crit.cluster_bias"),
     "a part of a layer is missing": (
         "layers.0.pos_ff.CoreNet.3.bias",
         None,

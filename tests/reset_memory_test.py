@@ -383,7 +383,10 @@ def sums_and_gradients(lm, text, cuts=CUTS):
 
 @pytest.mark.parametrize(
     "options",
-    [{"mem_len": 3, "clamp_len": 4}, pytest.param({"mem_len": 7, "same_length": True}, marks=pytest.mark.slow)],
+    [
+        {"n_layer": 1, "mem_len": 3, "clamp_len": 4},
+        pytest.param({"mem_len": 7, "same_length": True}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_loss_and_gradients_are_the_sums_over_documents(pair, options):

@@ -18,6 +18,7 @@ from txl_tf.language.sampling import (
     sample_categorical,
     sample_words,
     sampling_of_sequences,
+    seeds_of_sequences,
     top_k_top_p,
     uniform_draws,
 )
@@ -221,6 +222,7 @@ def test_sequences_of_a_row_have_seeds_of_their_own():
     for found, given in zip(many[:-1], sampling[:-1], strict=True):
         np.testing.assert_array_equal(found, np.repeat(given, 3))
     np.testing.assert_array_equal(sampling_of_sequences(sampling, tf.constant(3)).seeds, steps)
+    assert seeds_of_sequences(7, 3) + seeds_of_sequences(-(2**31), 3) == steps
     neighbours = sampling_of_sequences(check_sampling(100, seed=np.arange(100)), 100).seeds.numpy()
     assert len(set(neighbours)) == 10000
 
@@ -260,7 +262,7 @@ def test_options_become_a_number_a_row():
         ({"temperature": [[1.0], [2.0, 3.0]]}, "temperature", ""),
         ({"seed": [[1], [2, 3]]}, "seed", "3 rows"),
         ({"repetition_window": 0}, "repetition_window", "1 to 1073741823"),
-        ({"repetition_window": None}, "repetition_window", "1 to 1073741823"),
+        ({"repetition_window": None}, "repetition_window", "an integer"),
         ({"repetition_window": 3}, "repetition_window", "repetition_penalty"),
         ({"repetition_window": 3, "repetition_penalty": 1.0}, "repetition_window", "repetition_penalty"),
         ({"seed": 2**31}, "seed", "3 rows"),
@@ -277,3 +279,5 @@ def test_options_that_have_their_defaults_may_always_be_given():
     options = {"temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "repetition_window": 64}
     sampling = check_sampling(2, top_k=None, seed=3, **options)
     assert sampling.repetition_window.numpy().tolist() == [64, 64] and sampling.seeds.numpy().tolist() == [3, 3]
+    nothing = check_sampling(2, top_k=None, top_p=None, min_p=None, repetition_penalty=None, temperature=0, seed=3)
+    tf.nest.map_structure(np.testing.assert_array_equal, sampling, nothing)

@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from helpers import eagerly
+from helpers import eagerly_in_generation
 from saved_models import CASES, RUNS, STRANGER, FunctionalCase, ask, main, served_numbers, unpack
 
 import txl_tf
@@ -52,7 +52,7 @@ def test_a_keras_file_gives_the_numbers_of_then(case):
     if case.name == "in_keras_layer" and too_old("keras", (3, 15), ""):
         pytest.skip(f"Keras {keras.__version__} cannot read operations in a file of Keras 3.15")
     model = keras.saving.load_model(case.folder / "model.keras")
-    with eagerly():
+    with eagerly_in_generation():
         assert_found(case.answers(model), case.numbers(), "answer/")
 
 

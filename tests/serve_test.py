@@ -29,6 +29,8 @@ pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install sta
 
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
 from txl_programs.server.completions import Bounds, Choice, Completions, _deliverer  # noqa: E402
+from txl_programs.server.errors import Failed  # noqa: E402
+from txl_programs.server.predict import array_of  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 from txl_programs.web.listening import listen, url_of  # noqa: E402
 
@@ -100,7 +102,7 @@ def served(tmp_path_factory):
     {"seed": 3, "top_k": 5, "min_p": 0.02, "repetition_penalty": 1.5, "repetition_window": 4},
 ])  # fmt: skip
 def test_a_completion_is_what_generate_writes(served, options):
-    found = served.complete(prompt="abc", max_tokens=20, **options)
+    found = served.complete(**{"prompt": "abc", "max_tokens": 20, "top_k": 0, "top_p": 1, "min_p": None, **options})
     assert [choice["text"] for choice in found["choices"]] == served.generated("abc", **options)
     assert found["choices"][0]["finish_reason"] == "length"
     assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 20, "total_tokens": 23}
@@ -137,7 +139,7 @@ def test_a_text_ends_before_its_stop_string(served, stream):
     (whole,) = served.generated("abc", 40, seed=1)
     stop = whole[17:20]
     cut = whole.index(stop)
-    values = {"prompt": "abc", "seed": 1, "max_tokens": 40, "stop": ["never", stop], "logprobs": 0}
+    values = {"prompt": "abc", "seed": 1, "max_tokens": 40, "stop": ["no\n", stop], "logprobs": 0}
     if not stream:
         (choice,) = served.complete(**values)["choices"]
         assert (choice["text"], choice["finish_reason"]) == (whole[:cut], "stop")
@@ -198,10 +200,13 @@ def test_an_empty_prompt_continues_a_line(served):
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 65}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
     ({"n": 9}, "n"), ({"n": 5, "prompt": ["a", "b"]}, "n"), ({"temperature": -1}, "temperature"),
     ({"temperature": "1"}, "temperature"), ({"top_p": 0}, "top_p"), ({"logprobs": 6}, "logprobs"),
-    ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"), ({"seed": 2**40}, "seed"), ({"stream": 1}, "stream"),
+    ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a", "\u00e9"]}, "stop"), ({"stop": "A"}, "stop"), ({"stop": "\r\n"}, "stop"),
+    ({"temperature": 10**400}, "temperature"), ({"seed": 2**40}, "seed"), ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"best_of": 2}, "best_of"),
     ({"presence_penalty": 0.5}, "presence_penalty"), ({"logit_bias": {"1": 1}}, "logit_bias"),
-    ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"),
+    ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"), ({"top_k": -1}, "top_k"), ({"top_k": 1.0}, "top_k"),
+    ({"min_p": True}, "min_p"), ({"repetition_window": 0}, "repetition_window"), ({"top_p": 10**400}, "top_p"),
 ])  # fmt: skip
 def test_a_wrong_parameter_is_named(served, values, name):
     found = requests.post(f"{served.url}/v1/completions", json={"prompt": "a", **values}, timeout=60)
@@ -232,9 +237,18 @@ def test_a_client_that_leaves_frees_its_place(served):
     assert not served.decoder._jobs
 
 
-def test_no_more_texts_wait_than_are_allowed(served):
+@pytest.fixture
+def make_decoder(served, monkeypatch):
+    """A function that makes a `Decoder` of the served model, with the graphs of the decoder that serves it."""
+    graphs = ("_start", "_join", "_keep", "_write", "_write_with_alternatives", "_read", "_alternatives")
+    made = {name: getattr(served.decoder, name) for name in graphs}
+    monkeypatch.setattr(Decoder, "_make_graphs", lambda decoder: vars(decoder).update(made))
+    return functools.partial(Decoder, served.lm)
+
+
+def test_no_more_texts_wait_than_are_allowed(make_decoder):
     pieces = []
-    decoder = Decoder(served.lm, max_rows=1, max_waiting=2)
+    decoder = make_decoder(max_rows=1, max_waiting=2)
     try:
         jobs = [Job(np.array([1]), 64, pieces.append) for _ in range(8)]
         with pytest.raises(Busy):
@@ -260,8 +274,8 @@ class Client:
             self.ended.set()
 
 
-def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, monkeypatch):
-    decoder = Decoder(served.lm, max_rows=4)
+def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, make_decoder, monkeypatch):
+    decoder = make_decoder(max_rows=4)
     prompt = np.array([1])
     try:
         gone, client = Client(RuntimeError("Event loop is closed")), Client()
@@ -291,8 +305,8 @@ def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, monkeypatch
         decoder.close()
 
 
-def test_a_cancelled_text_gets_no_error(served, monkeypatch):
-    decoder = Decoder(served.lm)
+def test_a_cancelled_text_gets_no_error(make_decoder, monkeypatch):
+    decoder = make_decoder()
     error = ValueError("the graph fails")
     submitted = threading.Event()
     cancelled, client = Client(), Client()
@@ -330,8 +344,8 @@ def test_an_error_after_the_end_of_a_choice_does_not_end_the_request(served):
     assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("b", "stop")] * 2
 
 
-def test_a_closed_decoder_takes_no_job(served):
-    decoder = Decoder(served.lm)
+def test_a_closed_decoder_takes_no_job(make_decoder):
+    decoder = make_decoder()
     decoder.close()
     with pytest.raises(RuntimeError) as raised:
         decoder.submit(Job(np.array([1]), 3, Client()))
@@ -546,6 +560,11 @@ def test_a_wrong_request_gets_one_sentence(served, values, status):
     assert found.status_code == status and 0 < len(found.json()["error"]) <= 500, found.text
 
 
+def test_null_in_place_of_a_string_is_refused_with_the_name_of_the_input():
+    with pytest.raises(Failed, match=r"^text must .* None$"):
+        array_of("text", ["a", None], "string")
+
+
 @tf.function
 def take_third(values):
     return tf.gather(values, 3)
@@ -658,6 +677,8 @@ def test_wrong_flags_are_named_before_the_model_is_loaded(tool, served, tmp_path
         run_here(tool, f"--model_dir={folder}", "--name=a/b")
     with raises_parameter("length_penalty"):
         run_here(tool, f"--model_dir={folder}", "--length_penalty=1")
+    with raises_parameter("beam_size", 4, "left out"):
+        run_here(tool, f"--model_dir={folder}", "--beam_size=4")
     with socket.create_server(("127.0.0.1", 0)) as taken, raises_parameter("port"):
         run_here(tool, f"--model_dir={folder}", f"--port={taken.getsockname()[1]}")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conforming_layers import LAYERS
-from helpers import SMALL, eagerly
+from helpers import SMALL, eagerly, raises_parameter
 
 import txl_tf
 from txl_tf import layers
@@ -368,6 +368,25 @@ def test_a_part_changes_with_its_owner():
     alone = layers.EncoderLayer(8, 2, 12)
     alone.mha.rate = 0.25  # the only copy
     assert alone.dropatt == alone.get_config()["dropatt"] == 0.25
+
+
+def test_a_method_that_is_set_on_a_part_counts_from_now_on_and_is_not_lost_in_a_file(tmp_path):
+    lm = language_model(n_layer=1)
+    tokens = tf.constant([[1, 2, 3]])
+    before = lm.score(tokens, tokens)[0]
+    embed, added = lm.network.embed, tf.random.stateless_normal([1, 3, lm.network.d_model], [1, 2])
+
+    def moved(*args, **kwargs):
+        hidden, positions = embed(*args, **kwargs)
+        return hidden + added, positions
+
+    lm.network.embed = moved
+    log_probs = lm.log_probs(tokens)[0]
+    after = lm.score(tokens, tokens)[0]
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, -tf.gather(log_probs, tokens, batch_dims=2), rtol=1e-5)
+    with raises_parameter("embed"):
+        lm.save(tmp_path / "lm.keras")
 
 
 def test_a_part_that_was_replaced_is_independent():

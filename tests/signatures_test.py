@@ -20,6 +20,8 @@ from txl_tf.config import (
     TransformerConfig,
     TransformerLMConfig,
 )
+from txl_tf.language.generation import generate
+from txl_tf.language.sampling import SAMPLING
 from txl_tf.nn.arguments import LayerOptions
 from txl_tf.training.distribution import make_strategy
 
@@ -68,6 +70,11 @@ RECOMPUTE, SEED = {"recompute": (bool, False)}, {"seed": (int | None, None)}
 def test_names_types_and_defaults_are_those_of_the_group(function, group, required, besides):
     constructor = function.__init__ if isinstance(function, type) else function
     assert written(constructor) == {**told(group, required), **besides}
+
+
+def test_the_options_of_generate_are_those_of_sampling():
+    defaults = {name: default for name, (_, default) in written(generate).items() if name in SAMPLING}
+    assert defaults == SAMPLING
 
 
 def test_the_devices_of_a_strategy_are_those_of_the_machine():

@@ -1,5 +1,7 @@
 """Tagged sentences: what is read, which ids they become, and the batches of an epoch."""
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers import ANY, mentions, outside_data, raises_parameter, write_text
@@ -430,7 +432,7 @@ def test_resume_and_weibo_are_read(ner, caplog):
         for split, path in zip(corpus.splits.values(), paths, strict=True):
             tags = [line.split()[-1] for line in path.read_text().splitlines() if line.strip()]
             found = [[corpus.labels[i] for i in ids] for ids in split.tags]
-            assert sum(found, []) == tags
+            assert [*itertools.chain(*found)] == tags
             assert len(spans_of(tags)) <= sum(len(spans_of(sentence)) for sentence in found)
     warnings = [
         ("resume/train.char.bmes", 4, "bmes", 62390),

@@ -144,7 +144,7 @@ def test_damaged_archives_are_errors_that_name_the_file(tmp_path):
             texts_of(path)
     with raises_parameter(f"{tmp_path}/empty.gz", b""):
         texts_of(write_gzip(tmp_path / "empty.gz", ""))
-    with raises_parameter(f"{tmp_path}/none.zip", None):
+    with raises_parameter(f"{tmp_path}/none.zip", None, "an archive of files"):
         texts_of(write_zip(tmp_path / "none.zip"))
     with raises_parameter(f"{tmp_path}/one.zip/a.txt", None, "UTF-8 text"):
         texts_of(write_zip(tmp_path / "one.zip", **{"a.txt": b"a\xff"}))

@@ -511,6 +511,9 @@ def test_lines_that_cannot_be_translated_are_named(run, sources, facts):
     model, vocabs = run
     with raises_naming(ValueError, *facts):
         Translator(model, *vocabs).translate(sources)
+    for wrong in ("abc", ["abc", None], iter(["abc", None])):
+        with raises_parameter("lines"):
+            Translator(model, *vocabs).translate(wrong)
 
 
 @pytest.mark.parametrize(

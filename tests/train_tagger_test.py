@@ -356,7 +356,7 @@ def test_every_program_opens_the_best_weights_unless_told_otherwise(made):
     np.testing.assert_array_equal(txl_tf.load_run(made[0])[0].crf.transitions, expected)
 
 
-def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool, text_tagger, tmp_path, capsys):
+def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool, text_tagger, tmp_path, capsys, eager):
     """Spaces in a text, too; they are no token of a file."""
     lines = ["我在南京了", "", "在 南京\t了 "]
     expected = [text_tagger.describe(*both) for both in zip(lines, text_tagger.tag(lines), strict=True)]
@@ -379,7 +379,7 @@ def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool
         run_here(tool, *arguments, "--strict")
 
 
-def test_a_space_in_text_and_its_sign_in_files_are_tagged_alike(text_tagger):
+def test_a_space_in_text_and_its_sign_in_files_are_tagged_alike(text_tagger, eager):
     """In a vocabulary that has the sign, and in one that has not."""
     for text in ("在 南京 了", "在\t南京了"):
         tags = [found.tags for found in text_tagger.tag([text, re.sub("[ \t]", "␣", text)])]
@@ -389,7 +389,9 @@ def test_a_space_in_text_and_its_sign_in_files_are_tagged_alike(text_tagger):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_report_goes_to_the_standard_output_and_lists_what_is_wrong(made, tool, text_tagger, tmp_path, capsys):
+def test_the_report_goes_to_the_standard_output_and_lists_what_is_wrong(
+    made, tool, text_tagger, tmp_path, capsys, eager
+):
     sentences = ["我在南京了", "他叫北京了", "了"]
     tags = [found.tags for found in text_tagger.tag(sentences)]
     changed = [["S-PER" if tag == "O" else "O" for tag in tags[0]], *tags[1:]]
@@ -766,7 +768,7 @@ def test_windows_are_as_long_as_the_longest_training_sentence(made, files, caplo
     assert mentions(message, "text", 3, 54, longest)
 
 
-def test_lines_of_several_sentences_are_cut_and_this_is_said_once(made, text_tagger, monkeypatch, caplog):
+def test_lines_of_several_sentences_are_cut_and_this_is_said_once(made, text_tagger, monkeypatch, caplog, eager):
     """Training sentences have one end; a pipeline with a window of its own reads lines as a whole."""
     folder, text = made[0], "我在南京了。他叫北京了！"
     pipe = txl_tf.pipeline(folder)

@@ -269,15 +269,19 @@ def test_a_sample_begins_at_the_beginning_of_a_line(text, expected):
 
 def test_the_last_line_of_a_training_names_the_best_step(run_dir, text_file, capsys):
     """With such a rate, nearly nothing changes, so that soon no validation is better than an earlier one."""
-    steps = {"train_steps": 40, "iterations": 4, "save_steps": 4, "patience": 8}
-    train_run(run_dir, text_file, training=steps, optimizer={"learning_rate": 1e-9, "warmup_steps": 0})
+    options = {
+        "training": {"train_steps": 40, "iterations": 4, "save_steps": 4, "patience": 8},
+        "optimizer": {"learning_rate": 1e-9, "warmup_steps": 0},
+        "evaluation": {"max_eval_batch": 3},  # all of one length, so that there is one graph
+    }
+    train_run(run_dir, text_file, **options)
     printed = capsys.readouterr().out
     best = RunFolder(run_dir).find_best()
     last = int(log_rows(run_dir)[-1]["step"])
     assert last == best["step"] + 8 < 40 and mentions(printed, "patience=8")
     assert mentions(printed.splitlines()[-1], best["step"])
     assert "--ckpt_path=best" in printed.splitlines()[-1]
-    train_run(run_dir, text_file, training=steps, optimizer={"learning_rate": 1e-9, "warmup_steps": 0})
+    train_run(run_dir, text_file, **options)
     assert mentions(capsys.readouterr().out, "patience=8")
 
 

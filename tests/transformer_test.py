@@ -391,7 +391,7 @@ def test_a_wrong_length_in_a_dataset_of_unknown_lengths_has_a_name(max_len, case
 
 def test_positions_beyond_the_table_have_a_name_in_a_graph():
     layer = txl_tf.layers.PositionalEncoding(d_model=4, max_len=3)
-    call = tf.function(lambda x, first: layer(x, first=first), reduce_retracing=True)
+    call = tf.function(lambda x, first: layer(x, first=first), autograph=False, reduce_retracing=True)
     spec = tf.TensorSpec([1, None, 4])
     call = call.get_concrete_function(spec, tf.TensorSpec([], tf.int32))
     np.testing.assert_allclose(call(tf.zeros([1, 2, 4]), tf.constant(1)), layer(tf.zeros([1, 2, 4]), first=1))
@@ -581,3 +581,14 @@ def test_a_loss_is_refused():
     with pytest.raises(ParameterError) as caught:
         make(num_layers=1).compile("adam", loss_weights=[1.0])
     assert caught.value.name == "loss_weights" and caught.value.value == [1.0]
+
+
+def test_a_final_layer_of_ones_own_computes_the_logits():
+    model = make(num_layers=1)
+    source, _ = pairs()
+    expected = model((source, TARGETS))
+    layer = keras.layers.Dense(model.target_vocab_size, activation="tanh")
+    layer.build((None, None, model.d_model))
+    layer.set_weights(model.final_layer.get_weights())
+    model.final_layer = layer
+    np.testing.assert_allclose(model((source, TARGETS)), np.tanh(expected), rtol=1e-5, atol=1e-6)

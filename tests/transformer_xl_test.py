@@ -353,7 +353,7 @@ def test_every_place_drops_in_training_and_none_in_inference(dropout_calls):
 
 
 def test_masks_follow_the_key_and_are_drawn_anew_without_one():
-    net = network(dropout=0.4)
+    net = network(n_layer=1, dropout=0.4)
     key = tf.constant([3, 4], tf.int64)
     once = net(TOKENS, training=True, dropout_key=key)[0]
     np.testing.assert_array_equal(once, net(TOKENS, training=True, dropout_key=key)[0])

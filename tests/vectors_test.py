@@ -41,7 +41,7 @@ def test_a_vector_is_the_mean_over_the_tokens_of_the_line(run, layer):
         np.testing.assert_allclose(vector, alone(lm, vocab, line, layer), atol=1e-6)
 
 
-def test_neither_batches_nor_the_folder_matter_and_long_lines_are_read_with_memory(run):
+def test_neither_batches_nor_the_folder_matter_and_long_lines_are_read_with_memory(run, eager):
     folder, lm, vocab = run
     expected = txl_tf.text_vectors((lm, vocab), LINES)
     np.testing.assert_allclose(txl_tf.text_vectors(folder, LINES, batch_tokens=1), expected, atol=1e-6)
@@ -74,6 +74,9 @@ def test_what_has_no_vector(run):
     assert np.isnan(found[1]).all() and np.isfinite(found[::2]).all()
     with raises_parameter("layer", 3):
         txl_tf.text_vectors((lm, vocab), LINES, layer=3)
+    for missing in (["w1", None], iter(["w1", None])):
+        with raises_parameter("lines", None):
+            txl_tf.text_vectors((lm, vocab), missing)
 
 
 def test_the_program_writes_an_array_or_lines(run, tool, tmp_path, capsys):

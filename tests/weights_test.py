@@ -129,6 +129,10 @@ DOES_NOT_FIT = [
         lambda arrays: arrays.update({"transformer/adaptive_embed/proj_W": np.zeros([8, 8], np.float32)}),
         ["transformer/adaptive_embed/proj_W", "[8, 8]"],
     ),
+    (
+        lambda arrays: arrays["transformer/layer_1/ff/layer_1/bias"].fill(-np.inf),
+        ["transformer/layer_1/ff/layer_1/bias"],
+    ),
 ]
 
 

@@ -37,6 +37,7 @@ def test_vectors_of_wanted_words_are_read(tmp_path, content):
     [
         ("a 1 2\nb 1\n", "{}/vectors, line 2", "b 1"),
         ("5 2\na 1 2 3\nb 1 2 3\n", "path", ANY),
+        ("3 2\na 1 2\nb 3 4\n", "{}/vectors", 2),
         ("1 3\n\nb 1 2\n", "{}/vectors, line 3", "b 1 2"),
         ("a\n", "{}/vectors, line 1", "a"),
         ("a 1 2\nb 1 x\n", "{}/vectors, line 2", ["1", "x"]),

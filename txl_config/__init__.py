@@ -53,12 +53,12 @@ from txl_config.models import (
     TransformerLMConfig,
     check_places,
 )
+from txl_config.sampling import REPETITION_WINDOW, SamplingConfig
 from txl_config.training import (
     AUTO,
     MATMUL_PRECISIONS,
     OPTIMIZERS,
     PRECISIONS,
-    REPETITION_WINDOW,
     SCHEDULES,
     STRATEGIES,
     WEIGHT_TYPES,
@@ -80,9 +80,9 @@ __all__ = [
     "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES",
     "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "ColumnsConfig", "Config", "DecoderConfig", "EncoderConfig",
     "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
-    "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",
-    "SearchConfig", "SentenceConfig", "SoftmaxConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
-    "TenerTaggerConfig", "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig",
+    "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "SamplingConfig",
+    "ScoringConfig", "SearchConfig", "SentenceConfig", "SoftmaxConfig", "TaggedConfig", "TaggerTrainingConfig",
+    "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig",
     "TransformerLMConfig", "already_checked", "at_least", "check_bins", "check_fields", "check_places", "one_of",
     "satisfies",
 ]  # fmt: skip

@@ -95,15 +95,26 @@ def keras_initializer(value: Any) -> Callable[..., Any] | None:
     return initializer if is_initializer or not isinstance(value, str | dict | type) else None
 
 
-def satisfies(test: Callable[[Any], bool], what: str) -> Check:
-    """A check: `test(value)` must be true. Otherwise the error says: name must `what`, got value."""
+class _Satisfies:
+    """See `satisfies`.
 
-    def check(name: str, value: Any) -> None:
-        if not test(value):
+    Attributes:
+        test, what: the arguments of `satisfies`, for code that makes its own errors.
+    """
+
+    def __init__(self, test: Callable[[Any], Any], what: str) -> None:
+        self.test = test
+        self.what = what
+
+    def __call__(self, name: str, value: Any) -> None:
+        if not self.test(value):
             shown: Any = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
-            raise ParameterError(name, value, what.removeprefix("be "), f"{name} must {what}, got {shown}")
+            raise ParameterError(name, value, self.what.removeprefix("be "), f"{name} must {self.what}, got {shown}")
 
-    return check
+
+def satisfies(test: Callable[[Any], Any], what: str) -> Check:
+    """A check: `test(value)` must be true. Otherwise the error says: name must `what`, got value."""
+    return _Satisfies(test, what)
 
 
 def all_of(*checks: Check) -> Check:

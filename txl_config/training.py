@@ -28,7 +28,6 @@ MATMUL_PRECISIONS = ("float32", "bfloat16")
 AUTO = "auto"  # depends on the machine, see `choose_precision`
 TRACKERS = ("none", "wandb", "mlflow")
 WEIGHT_TYPES = ("float32", "float16", "bfloat16")  # types of the stored weights of a served model
-REPETITION_WINDOW = 64  # default number of tokens that `repetition_penalty` looks back at
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
@@ -280,6 +279,8 @@ class ScoringConfig(Config):
         super().__post_init__()
         if self.continuations and self.carry_memory:
             raise ParameterError("continuations", True, "left out with carry_memory")
+        if self.carry_memory and self.batch_tokens != ScoringConfig.batch_tokens:
+            raise ParameterError("batch_tokens", self.batch_tokens, "left out with carry_memory: the text is one row")
 
 
 @group

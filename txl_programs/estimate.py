@@ -6,7 +6,8 @@
     txl-estimate --model_dir=runs/quickstart --train_batch_size=64
 
 The program has the flags of txl-train, so a command line or a flag file of txl-train can be estimated as it is. Only
---do_eval_only, --corpus_info_path, the --ray_* flags and the original's flags without effect are missing. The model,
+--do_eval_only, --corpus_info_path, the --ray_* flags and the original's flags without effect are missing, and
+--lora_rank and --freeze are refused: such training runs need less memory, which is not estimated. The model,
 the batch, the optimizer, --recompute, --mixed_precision, --gradient_accumulation_steps and --parallel_parts change the
 result; flags of the data and of the schedule do not.
 
@@ -80,7 +81,13 @@ def vocabulary():
 
     n_token, cutoffs = FLAGS.n_token, [int(x) for x in FLAGS.cutoffs or []]
     info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
-    if n_token is None and FLAGS.data_dir and os.path.exists(info_file):
+    is_prepared = FLAGS.data_dir and os.path.exists(info_file)
+    if FLAGS.data_dir and not is_prepared:
+        print(f"data_dir {FLAGS.data_dir} is not prepared, so it does not change the estimate")
+    if n_token is not None and is_prepared:
+        size = read_info(info_file)["vocab_size"]
+        check_used((("data_dir",), size == n_token, f"has no effect: it has {size} symbols, got --n_token={n_token}"))
+    if n_token is None and is_prepared:
         info = read_info(info_file)
         check_used(
             (("cutoffs",), False, f"has no effect: the prepared data_dir {FLAGS.data_dir} has cutoffs of its own"),
@@ -168,6 +175,8 @@ def main():
     model: Any
     model, other_defaults = settings()
     training = config_of(TrainingConfig, other_defaults)
+    if training.freeze:
+        raise ParameterError("freeze", training.freeze, "left out: training with frozen weights is not estimated")
     optimizer = optimizer_config(training, other_defaults)
     precision = config_of(MachineConfig, other_defaults).mixed_precision
     shares = FLAGS.replicas * training.gradient_accumulation_steps

@@ -120,7 +120,11 @@ def main():
     folder = RunFolder(FLAGS.model_dir)
     is_tagger = folder.family.task == "tagger"
     only_taggers = f"is for taggers, and {folder} contains {folder.family.described}"
-    check_used((("lexicon", "skip_short_words"), is_tagger, only_taggers))
+    no_search = f"is for encoder-decoders, and {folder} contains {folder.family.described}"
+    check_used(
+        (("lexicon", "skip_short_words"), is_tagger, only_taggers),
+        (SearchConfig.names(), folder.family.task == "encoder_decoder", no_search),
+    )
     vocabs = with_lexicon(folder, folder.load_vocabs(), FLAGS.lexicon, FLAGS.skip_short_words)
     model = load_model(folder, **values(("mem_len", "clamp_len"), given_only=True))
     if is_tagger:

@@ -47,8 +47,17 @@ from typing import Any
 
 from absl import flags
 
-from txl_config import REPETITION_WINDOW, ClusterConfig
-from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_line_flags, given, values
+from txl_config import ClusterConfig, SamplingConfig
+from txl_programs.flag_values import (
+    FLAGS,
+    changed,
+    check_not_both,
+    check_used,
+    define_flags,
+    define_line_flags,
+    given,
+    values,
+)
 from txl_programs.opening import load_model, vocab_of
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
@@ -59,20 +68,7 @@ flags.DEFINE_string("prompt_file", None, "File with the text to continue.")
 flags.DEFINE_enum("format", "text", ["text", "json"], "With --input: lines of text, or of JSON.")
 flags.DEFINE_integer("batch_size", 16, "Prompts of --input to continue at the same time.", lower_bound=1)
 flags.DEFINE_integer("max_new_tokens", 200, "Tokens to generate; with --interactive, after each line.", lower_bound=0)
-flags.DEFINE_float(
-    "temperature",
-    1.0,
-    "Sampling temperature. Less than 1: likely tokens become more likely. 0: always take the most likely token.",
-)
-flags.DEFINE_integer("top_k", None, "Sample only from this many most likely tokens.")
-flags.DEFINE_float("top_p", None, "Sample only from the most likely tokens that together have this probability.")
-flags.DEFINE_float(
-    "min_p", None, "Sample only from tokens whose probability is at least min_p times that of the most likely token."
-)
-flags.DEFINE_float("repetition_penalty", None, "More than 1: tokens that were generated recently become less likely.")
-flags.DEFINE_integer(
-    "repetition_window", REPETITION_WINDOW, "Number of recent tokens that --repetition_penalty applies to."
-)
+define_flags(SamplingConfig)
 flags.DEFINE_integer("num_return_sequences", 1, "Number of samples. The first one is the same as with 1.")
 flags.DEFINE_integer("seed", None, "Random seed: the same seed gives the same text. Default: a new one each time.")
 flags.DEFINE_bool("greedy", False, "Take the most likely token, as --temperature=0.")
@@ -110,7 +106,7 @@ from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, newline_ids, unescape
 from txl_tf.files import naming_read_errors
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.sampling import check_sampling, sampling_of_sequences
+from txl_tf.language.sampling import seeds_of_sequences
 from txl_tf.language.session import Session
 from txl_tf.language.text_generator import (
     POOL,
@@ -310,14 +306,15 @@ def model_changes():
 
 def sampling_options() -> dict[str, Any]:
     """Returns `{name: value}` of the options of sampling; `None` for an option without a default that is not given."""
-    options = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
-    return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
+    options = {**values(SamplingConfig), "seed": FLAGS.seed}
+    return options | {"temperature": 0.0} if FLAGS.greedy else options
 
 
 def text_options(folder) -> dict[str, Any]:
     """Returns the arguments of `check_texts` besides the vocabulary, from the flags. A beam search has no sampling."""
     numbers = values(("num_return_sequences", "stop_at_newline", "stop_at_document", "beam_size", "length_penalty"))
-    stops = {"stop_strings": [*map(unescape, FLAGS.stop)]}
+    # `os.fsencode`: in a locale without UTF-8, the bytes of the command line are not text yet.
+    stops = {"stop_strings": [unescape(decoded(os.fsencode(text), name="--stop")) for text in FLAGS.stop]}
     sampling = {} if FLAGS.beam_size > 1 else sampling_options()
     return {**numbers, **stops, **sampling, "logits_processor": processor_of(folder)}
 
@@ -407,7 +404,6 @@ def check_flags():
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
     limits = ["top_k", "top_p", "min_p"]
     several = changed(["num_return_sequences"])  # 1, the default, is always allowed
-    penalty = ["repetition_penalty", "repetition_window"]
     whole_text_flags = changed(["beam_size"]) + given(["regex", "json_schema", "suppress_tokens"])
     search = FLAGS.beam_size > 1
     draws_nothing = f"is for sampling, and a beam search (--beam_size={FLAGS.beam_size}) draws nothing"
@@ -418,7 +414,7 @@ def check_flags():
     check_used(
         (input_flags, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         (("prompt", "prompt_file", "interactive", "verbose"), FLAGS.input is None, "and --input exclude each other"),
-        (["temperature", *limits, *penalty, "seed", *changed(["greedy"])], not search, draws_nothing),
+        ([*SamplingConfig.names(), "seed", *changed(["greedy"])], not search, draws_nothing),
         (("length_penalty",), search, "is for a beam search: give --beam_size, too"),
         (changed(["interactive", "verbose"]), not whole_text_flags, complete),
         (given(["regex", "json_schema"]), not FLAGS.suppress_tokens, "and --suppress_tokens exclude each other"),
@@ -453,9 +449,8 @@ def main():
     ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
     if FLAGS.beam_size > 1 or options["logits_processor"] is not None:
         return print_when_complete(folder, vocab, ids, echo=bool(prompt))
-    sampling = sampling_options()
-    seeds = sampling_of_sequences(check_sampling(1, **sampling), FLAGS.num_return_sequences).seeds.numpy().tolist()
-    writer = Writer(load_model(folder, **model_changes()), vocab, sampling | ends | {"seed": seeds[0]})
+    seeds = seeds_of_sequences(FLAGS.seed, FLAGS.num_return_sequences)
+    writer = Writer(load_model(folder, **model_changes()), vocab, sampling_options() | ends | {"seed": seeds[0]})
     if ids is not None:
         writer.read(ids, echo=bool(prompt), show=len(seeds) == 1)
         writer.write_samples(FLAGS.max_new_tokens, seeds)

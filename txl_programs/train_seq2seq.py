@@ -88,11 +88,12 @@ def size_of_pairs(data):
     Raises:
         ParameterError, OSError: a file is empty or cannot be read.
     """
+    from txl_tf.data.pairs.files import pair_paths
     from txl_tf.data.text_files import blocks_of
 
     if data.dataset == "dates":
         return data.n_pairs, 35 * data.n_pairs, 35 * data.n_pairs
-    paths = data.train_path.split(",") if isinstance(data.train_path, str) else data.train_path or []
+    paths = pair_paths(data.train_path or [])
     sizes = [0] * len(paths)  # bytes of each file
     lines = [0] * len(paths)
     for i, path in enumerate(paths):

@@ -70,6 +70,8 @@ def checked(name: str, function: Function) -> Function:
     shapes = SHAPES[name]
     hint = f". The layer {shapes.layer} makes the weights itself" if shapes.layer else ""
 
+    # In a tf.function of a user, AutoGraph would convert all functions that `call` uses. None of them needs it.
+    @tf.autograph.experimental.do_not_convert
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = bind_call(name, signature, args, kwargs, hint)

@@ -31,7 +31,7 @@ from txl_tf.data.subwords import SubwordVocab
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.reading import look_back, nll_by_memory, read_text
-from txl_tf.language.sampling import check_sampling, sampling_of_sequences
+from txl_tf.language.sampling import check_sampling, seeds_of_sequences
 from txl_tf.language.session import Session
 from txl_tf.language.stopping import check_stops
 from txl_tf.language.text_generator import TextStream, encode_prompt, stops_of
@@ -99,7 +99,7 @@ class LanguageModelView:
         """
         ids = self.encode(prompt, "The prompt")
         self.check(options)
-        seeds = sampling_of_sequences(check_sampling(1, **options["sampling"]), rows).seeds.numpy().tolist()
+        seeds = seeds_of_sequences(options["sampling"].get("seed"), rows)
         session = self.new_session.copy()
         stream = TextStream(self.vocab)
         with self.run.lock:

@@ -4,8 +4,8 @@ import time
 
 import gradio as gr
 
-from txl_config import REPETITION_WINDOW
 from txl_config.errors import brief
+from txl_config.sampling import LONGEST_WINDOW, REPETITION_WINDOW
 from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.language_model import LanguageModelView
 from txl_programs.demo.limits import Limits, Shelf
@@ -23,7 +23,6 @@ from txl_programs.demo.wiring import (
 )
 from txl_tf.config.checks import check_integer
 from txl_tf.data.vocabulary import unescape
-from txl_tf.language.sampling import LONGEST_WINDOW
 
 GENERATES = "The model continues your prompt, token by token, in the style of the text that it was trained on."
 SCORES = "The stronger the colour of a token, the less the model expected it. Click a token to see the alternatives."

@@ -92,7 +92,9 @@ flags.DEFINE_integer(
     "max_context", None, "Longest context in tokens. Default: twice the number of keys that a token sees."
 )
 flags.DEFINE_integer("context_step", 16, "Tokens from one context length to the next.")
-flags.DEFINE_integer("max_tokens", 20000, "Most tokens of the text for memory and context.")
+flags.DEFINE_integer(
+    "max_tokens", 20000, "Most tokens of the text for context and, without --text, memory.", lower_bound=1
+)
 flags.DEFINE_string("figures", None, "For scaling: JSON file of tools/benchmark.py --scaling.")
 flags.DEFINE_integer("positions", 100, "For positions and wavelengths: number of positions.", lower_bound=2)
 flags.DEFINE_integer("d_model", 128, "For positions and wavelengths: width of a position.", lower_bound=2)
@@ -265,6 +267,10 @@ def labels_of(vocab, ids):
 
 def memory():
     """Returns the figure for kind=memory: nll by position in a segment or, with --text, along a text, by memory."""
+    check_used(
+        (("max_tokens",), FLAGS.text is None, f"has no effect: --text may have up to {MOST_ALONG} tokens"),
+        (("font",), FLAGS.text is not None, "is for --text, whose tokens are labels"),
+    )
     folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
     config = folder.read_config()
     vocab = folder.load_vocab()
@@ -342,6 +348,7 @@ def span_of(config):
     memory and the segment of the training, from `config`, the content of config.json.
     """
     if FLAGS.mem_len is not None:
+        check_integer("mem_len", FLAGS.mem_len, 0)
         return FLAGS.mem_len + FLAGS.context_step
     return config["model"]["mem_len"] + config.get("training", {}).get("tgt_len", 0)
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import random
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -18,17 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from txl_config import REPETITION_WINDOW
-from txl_config.errors import brief
+from txl_config import SamplingConfig
+from txl_config.errors import ParameterError, brief
 from txl_programs.server.errors import Failed
+from txl_tf.data.text_files import plain_text
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.language.sampling import LONGEST_WINDOW, RANGES
+from txl_tf.language.sampling import seeds_of_sequences
+from txl_tf.language.stopping import spell
 from txl_tf.language.text_generator import TextStream
 from txl_tf.serving.decoder import Alternatives, Decoder, Job, Piece
 
 MOST_STOPS = 4
 MOST_LOGPROBS = 5
-NEXT_SEED = 0x9E3779B9  # difference between the seeds of two texts of a prompt, see `sampling_of_sequences`
 # Parameters of OpenAI's interface that this server does not support, and the values that it accepts for them, which
 # change nothing.
 NEUTRAL: dict[str, tuple] = {
@@ -67,20 +67,6 @@ def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
     return value
 
 
-def number(values: dict, name: str, default: float) -> float:
-    """Returns the number `name` of a request; `default` if it is left out or null.
-
-    Raises Failed if it is no number, or outside its range in `RANGES`.
-    """
-    value = values.get(name)
-    if value is None:
-        return default
-    in_range, allowed = RANGES[name]
-    if type(value) not in (int, float) or not in_range(np.float64(value)):
-        raise Failed(400, f"{name} must {allowed}, got {brief(value)}", name)
-    return float(value)
-
-
 def flag(values: dict, name: str) -> bool:
     """Returns the bool `name` of a request; False if it is left out or null. Raises Failed for any other value."""
     value = values.get(name)
@@ -91,6 +77,27 @@ def flag(values: dict, name: str) -> bool:
     return value
 
 
+def characters_of(vocab: Vocab) -> frozenset[str]:
+    """Returns the characters of the texts that a model can write. Empty at levels without a symbol for each of them."""
+    if vocab.level in ("byte", "subword"):
+        return frozenset()
+    return frozenset("".join(vocab.symbols)) | frozenset(" \n" if vocab.level == "word" else "")
+
+
+def can_write(vocab: Vocab, text: str, characters: frozenset[str]) -> bool:
+    """Whether a text may occur in the texts that a model writes.
+
+    A stop string may begin and end inside a word, unlike the stop strings of `txl_tf.language.stopping`.
+    """
+    if vocab.level not in ("byte", "subword"):
+        return characters.issuperset(text)
+    try:
+        spell(vocab, text)
+    except ParameterError:
+        return False
+    return True
+
+
 class Options:
     """The checked parameters of a request, as attributes.
 
@@ -98,17 +105,18 @@ class Options:
         values: the JSON object of the request.
         vocab: vocabulary of the model.
         bounds: bounds of a request.
+        characters: see `characters_of`.
 
     Raises:
         Failed: a parameter is wrong or would have no effect.
     """
 
     KNOWN = (
-        "model", "prompt", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs", "echo",
-        "stop", "seed", "best_of", "user", "top_k", "min_p", "repetition_penalty", "repetition_window", *NEUTRAL,
+        "model", "prompt", "max_tokens", "n", "stream", "stream_options", "logprobs", "echo", "stop", "seed", "best_of",
+        "user", *SamplingConfig.names(), *NEUTRAL,
     )  # fmt: skip
 
-    def __init__(self, values: dict, vocab: Vocab, bounds: Bounds):
+    def __init__(self, values: dict, vocab: Vocab, bounds: Bounds, characters: frozenset[str]):
         for name in values:
             if name not in self.KNOWN:
                 raise Failed(
@@ -132,26 +140,23 @@ class Options:
         ):
             raise Failed(400, "stream_options must be an object with include_usage, and needs stream", "stream_options")
         self.include_usage = flag(stream_options or {}, "include_usage")
-        self.stop = self._stop(values.get("stop"))
+        self.stop = self._stop(values.get("stop"), vocab, characters)
         seed = whole(values, "seed", None, -(2**31), 2**31 - 1)
-        self.sampling = {
-            "temperature": number(values, "temperature", 1.0),
-            "top_p": number(values, "top_p", 1.0),
-            "min_p": number(values, "min_p", 0.0),
-            "repetition_penalty": number(values, "repetition_penalty", 1.0),
-            "repetition_window": whole(values, "repetition_window", REPETITION_WINDOW, 1, LONGEST_WINDOW),
-            "top_k": whole(values, "top_k", 0, 0, 2**31 - 1),
-        }
+        self.sampling = _sampling(values)
         self.prompts = self._prompts(values.get("prompt"), vocab, bounds)
         if len(self.prompts) * self.n > bounds.max_rows:
             raise Failed(400, f"n times the number of prompts must be at most {bounds.max_rows}", "n")
-        self.seeds = [_seeds(seed, self.n) for _ in self.prompts]  # of each prompt, the seeds of its n texts
+        self.seeds = [seeds_of_sequences(seed, self.n) for _ in self.prompts]  # for each prompt, the seeds of its texts
 
-    def _stop(self, stop: Any) -> list[str]:
-        """Returns the stop strings of a request as a list. Raises Failed if there are too many, or one is empty.
+    def _stop(self, stop: Any, vocab: Vocab, characters: frozenset[str]) -> list[str]:
+        """Returns the stop strings of a request as a list.
+
+        Raises Failed if there are too many, if one is empty, or if no text can contain one.
 
         Args:
             stop: a string, a list of strings, or `None` for no stop string. Failed is raised for any other value.
+            vocab: vocabulary of the model.
+            characters: see `characters_of`.
         """
         stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
         is_list = isinstance(stops, list) and len(stops) <= MOST_STOPS
@@ -159,6 +164,11 @@ class Options:
             raise Failed(
                 400, f"stop must be at most {MOST_STOPS} strings that are not empty, got {brief(stop)}", "stop"
             )
+        stops = [plain_text(text) if vocab.has_plain_text else text for text in stops]
+        for text in stops:
+            if not text or not can_write(vocab, text, characters):
+                message = f"stop must be text that the vocabulary of {len(vocab)} symbols can spell, got {brief(stop)}"
+                raise Failed(400, message, "stop")
         return stops
 
     def _prompts(self, prompt: Any, vocab: Vocab, bounds: Bounds) -> list[np.ndarray]:
@@ -199,14 +209,16 @@ class Options:
         return ids
 
 
-def _seeds(seed: int | None, n: int) -> list[int]:
-    """Returns the seeds of the n texts of a prompt: those of `lm.generate` with `num_return_sequences=n`.
+def _sampling(values: dict) -> dict[str, float]:
+    """Returns the options of sampling of a request. Options that are left out or null have their defaults.
 
-    Without a seed, all n seeds are random.
+    Raises Failed if one is wrong.
     """
-    if seed is None:
-        return [random.randrange(2**31) for _ in range(n)]
-    return [(seed + i * NEXT_SEED + 2**31) % 2**32 - 2**31 for i in range(n)]
+    given = {name: values[name] for name in SamplingConfig.names() if values.get(name) is not None}
+    try:
+        return SamplingConfig(**given).to_dict()
+    except ParameterError as error:
+        raise Failed(400, str(error), error.name) from None
 
 
 class Choice:
@@ -361,12 +373,13 @@ class Completions:
         self.vocab = vocab
         self.decoder = decoder
         self.bounds = bounds
+        self.characters = characters_of(vocab)
 
     def checked(self, values: dict) -> Options:
         """Returns the parameters of a request. Raises Failed if one is wrong, or names another model."""
         if values.get("model", self.name) != self.name:
             raise Failed(404, f"model must be {self.name}, got {brief(values['model'])}", "model")
-        return Options(values, self.vocab, self.bounds)
+        return Options(values, self.vocab, self.bounds, self.characters)
 
     async def answer(self, options: Options) -> dict[str, Any]:
         """Generates all texts, and returns the whole answer."""

@@ -125,9 +125,9 @@ def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
     value = _without_b64(name, value)
     if dtype == "string":
         array = np.array(value, object)
-        no_string = next((x for x in array.ravel() if not isinstance(x, (str, bytes))), None)
-        if no_string is not None:
-            raise Failed(400, f"{name} must be strings in rows of equal length, got {brief(no_string)}")
+        others = [x for x in array.ravel() if not isinstance(x, (str, bytes))]
+        if others:
+            raise Failed(400, f"{name} must be strings in rows of equal length, got {brief(others[0])}")
         strings = np.empty([array.size], object)
         strings[:] = [x.encode("utf-8", "surrogatepass") if isinstance(x, str) else x for x in array.ravel()]
         return strings.reshape(array.shape)

@@ -117,7 +117,13 @@ def main():
     folder = RunFolder(FLAGS.model_dir)
     is_language_model = folder.family.task == "language_model"
     why_unused = f"is for language models, and {folder} contains {folder.family.described}"
-    check_used((("top_n",), is_language_model, why_unused))
+    # For a language model, --max_new_tokens bounds completions.
+    of_search = [name for name in SearchConfig.names() if not (is_language_model and name == "max_new_tokens")]
+    no_search = f"is for encoder-decoders, and {folder} contains {folder.family.described}"
+    check_used(
+        (("top_n",), is_language_model, why_unused),
+        (of_search, folder.family.task == "encoder_decoder", no_search),
+    )
     # Before the model is loaded, so that a port in use ends the program at once.
     listening = listen(FLAGS.host, FLAGS.port)
     vocabs = folder.load_vocabs()

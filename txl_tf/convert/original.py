@@ -38,7 +38,13 @@ from txl_tf.files import (
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.weights import CheckpointReader, checkpoint_step, load_weights, save_tf1_checkpoint, weight_shapes
+from txl_tf.runs.weights import (
+    CheckpointReader,
+    checkpoint_step,
+    load_tf1_checkpoint,
+    save_tf1_checkpoint,
+    weight_shapes,
+)
 from txl_tf.schema import check_names, keywords_of
 
 # --------------------------------------------------------------------------------------------- TF1 -> run folder
@@ -95,7 +101,7 @@ def tf1_to_run(
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(written_corpus(data_dir, source, model["cutoffs"], folder.is_unfinished()))
         lm = TransformerXLLM(**model)
-        load_weights(lm, path)
+        load_tf1_checkpoint(lm, path)
         return lm, source.vocab, folder.create(data, model, [source.vocab], lm, step, finish=stack.close)
 
 

@@ -32,6 +32,7 @@ from txl_tf.convert.pickles import FileError, shown
 from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source, checked
 from txl_tf.convert.tensors import Tensor
 from txl_tf.errors import ParameterError, UnknownArgumentError
+from txl_tf.runs.weights import is_finite
 
 # The names of sources of arguments, in `ModelMapping.origins` and in messages. Other sources are files.
 TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
@@ -111,9 +112,14 @@ class ModelMapping:
         return {f"transformer/{name}": self._weight(name) for name in self._weights}
 
     def _weight(self, name: str) -> tf.Tensor:
-        """The value of a variable, in float32."""
+        """The value of a variable, in float32. Raises FileError unless it is finite."""
         tensors, convert = self._weights[name]
-        array = np.ascontiguousarray(convert(*(tensor.array() for tensor in tensors)), np.float32)
+        with np.errstate(over="ignore"):  # a number of float64 that is too large is refused below
+            array = np.ascontiguousarray(convert(*(tensor.array() for tensor in tensors)), np.float32)
+        if not is_finite(array):
+            names = [key for key, tensor in self.source.tensors.items() if any(tensor is used for used in tensors)]
+            message = f"{self.source.path} has numbers that are not finite in float32 in {', '.join(map(shown, names))}"
+            raise self._unfit("a checkpoint of finite numbers", message)
         return tf.identity(array)  # `tf.constant` would keep two copies: 817 MB of memory for an array of 400 MB
 
     # --------------------------------------------------------------------------------------------------- the model

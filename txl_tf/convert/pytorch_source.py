@@ -79,8 +79,12 @@ class Source:
         if cutoffs and cutoffs[-1] == self.settings.get("n_token"):
             self.settings["cutoffs"] = cutoffs[:-1]
         self._check_network()
-        self.tensors = {name.removeprefix("module."): tensor for name, tensor in self.tensors.items()}
-        self.tensors = {name.removeprefix("transformer."): tensor for name, tensor in self.tensors.items()}
+        for prefix in ("module.", "transformer."):
+            for name in self.tensors:
+                if name.startswith(prefix) and name.removeprefix(prefix) in self.tensors:
+                    message = f"{self.path} has {shown(name)}, and {shown(name.removeprefix(prefix))} without {prefix}"
+                    raise FileError("path", self.path, "a checkpoint with each tensor once", message)
+            self.tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
         if not any(name.startswith("crit.") for name in self.tensors):
             message = (
                 f"{self.path} has no tensor crit.*: it is no Transformer-XL, or one without a language model's softmax"

@@ -15,13 +15,13 @@ import json
 import os
 import re
 import select
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from io import BufferedReader
 from typing import Any
 
 from txl_tf.data.encodings import conversion_advice, probable_encoding
 from txl_tf.data.text_files import pieces_with_newlines
-from txl_tf.errors import ParameterError, shortened
+from txl_tf.errors import ParameterError, brief, shortened
 
 _PAUSE = 0.1  # seconds without input after which the lines so far are answered
 BLOCK_LINES = 20_000  # of a block by default: enough to find lines of equal length for every batch
@@ -121,19 +121,24 @@ def answers(
 def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> Iterator[list[str | bytes]]:
     """Yields lists of lines, to be answered together.
 
-    A list ends when it has `most` lines, by default `BLOCK_LINES`, or `BLOCK_SIZE` characters or bytes. `None` among
-    the lines ends a list at once, for example when a pipe has no more lines for the moment.
+    A list ends when it has `most` lines, by default `BLOCK_LINES`, or `BLOCK_SIZE` characters or bytes. `None` from an
+    iterator ends a list at once, for example when a pipe has no more lines for the moment. In a list of lines, which
+    never has to wait, `None` is a missing line.
 
     Raises:
-        ParameterError: `lines` is one string or bytes.
+        ParameterError: `lines` is one string or bytes, or one of them is neither.
     """
     if isinstance(lines, (str, bytes)):
         allowed = "a list or an iterator of lines"
         raise ParameterError("lines", lines, allowed, f"lines must be {allowed}, got one {type(lines).__name__}")
     most = most or BLOCK_LINES
+    may_pause = not isinstance(lines, Sized)
     block = []
     size = 0
-    for line in lines:
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, (str, bytes)) and not (line is None and may_pause):
+            message = f"lines must be strings or bytes, got {brief(line)}, which is number {number:,} of them"
+            raise ParameterError("lines", line, "strings or bytes", message)
         if line is not None:
             block.append(line)
             size += len(line)
@@ -239,8 +244,11 @@ def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
 
     Raises:
         ParameterError: the text is not UTF-8, and `errors` is "strict": the value of the error is the probable
-            encoding. Or a string has half of a surrogate pair, whatever `errors` is.
+            encoding. Or a string has half of a surrogate pair, whatever `errors` is; or the text is neither a string
+            nor bytes.
     """
+    if not isinstance(text, (str, bytes)):
+        raise ParameterError(name, text, "a string or bytes")
     try:
         data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     except UnicodeEncodeError as error:  # half of a surrogate pair

@@ -39,6 +39,8 @@ _NO_UNKNOWN = (
 # The tokens of level "byte". At every level, `symbol.encode("utf-8", "surrogateescape")` returns the bytes of a token.
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
 
+_BRACKETED = re.compile(r"<.+>|\[.+\]")
+
 KNOWN_SYMBOLS = "the symbols are known"  # why an option that chooses symbols is refused if a vocabulary is given
 
 
@@ -396,6 +398,18 @@ class Vocab:
             allowed = f"in [0, {len(self)}), the size of the vocabulary"
             raise ParameterError("ids", int(bad[0]), allowed)
         return array
+
+    def can_occur(self, symbol: str) -> bool:
+        """Whether a text may contain a token, for example of a word list. False only if that is certain.
+
+        A special token, or any symbol in angle or square brackets such as `[UNK]`, counts as one that may occur.
+        """
+        if self.level not in ("word", "char"):
+            return True
+        if symbol in (*self.special, self.unk, self.bos, self.eos, self.document) or _BRACKETED.fullmatch(symbol):
+            return True
+        is_token = self.level != "char" or len(symbol) == 1
+        return is_token and not (self.lower_case and symbol != symbol.lower())
 
     # -------------------------------------------------------------------------------------------------- files
 

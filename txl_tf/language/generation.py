@@ -14,7 +14,6 @@ Shapes:
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -308,7 +307,7 @@ def generate(
         max_new_tokens: int, at least 0.
         lengths: int `[batch]`, for prompts of different lengths: row b is `prompt[b, :lengths[b]]`.
         num_return_sequences: texts for every prompt, which are neighbours in the result. The first text is the same as
-            with `num_return_sequences=1`. The others have their own seeds, see `sampling_of_sequences`.
+            with `num_return_sequences=1`. The others have their own seeds, see `seeds_of_sequences`.
         stop_token: id that ends a row.
         stop_strings: list of strings. A row ends with the token that completes one of them in the new text, even if the
             string ends inside that token; see `txl_tf.language.stopping`.
@@ -427,9 +426,8 @@ def check_beam_options(beam_size: int, number: int, sampling: dict[str, Any]) ->
     """Raises ParameterError for a number of texts or for options of sampling that do not fit a beam search."""
     if number > beam_size:
         raise ParameterError("num_return_sequences", number, f"at most beam_size={beam_size}")
-    defaults = {name: parameter.default for name, parameter in inspect.signature(check_sampling).parameters.items()}
     for name, value in sampling.items():
-        if value is not None and np.any(np.asarray(value) != defaults[name]):
+        if value is not None and np.any(np.asarray(value) != SAMPLING[name]):
             raise ParameterError(name, value, "left out in a beam search, which draws nothing")
 
 

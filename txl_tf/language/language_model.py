@@ -10,7 +10,7 @@ import tensorflow as tf
 from txl_tf.calls import known_names
 from txl_tf.config import ModelConfig, NetworkConfig, SoftmaxConfig
 from txl_tf.config.checks import check_integer
-from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
+from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, is_ignored
 from txl_tf.equations import only_gradient
 from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError, brief
 from txl_tf.kernels.dtypes import at_least_float32
@@ -39,6 +39,7 @@ from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, Settings, co
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import replica_tensors
 from txl_tf.training.memory_model import COMPILE_ARGUMENTS, MemoryModel
+from txl_tf.training.weighting import weights_of_labels
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
@@ -269,7 +270,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
-        weights = weights_of_labels(sample_weight, labels)
+        weights = weights_of_labels(sample_weight, tf.cast(~is_ignored(labels), tf.float32))
         return self._score(tokens, labels, mems, done, weights, padding_mask)
 
     def _without_padding(self, tokens: Tensor, labels: Tensor, lengths: Any) -> tuple[Any, Any, Any]:

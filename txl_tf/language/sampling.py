@@ -4,30 +4,39 @@ Shapes:
     B: batch      N: n_token, the vocabulary      E: d_model
 """
 
+import dataclasses
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import REPETITION_WINDOW
+from txl_config.sampling import LONGEST_WINDOW
+from txl_tf.config import REPETITION_WINDOW, SamplingConfig
 from txl_tf.config.checks import check_integer
 from txl_tf.equations import head_of
-from txl_tf.errors import ParameterError, brief
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import logits
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.adaptive import clusters_of
 from txl_tf.nn.checks import as_array
-from txl_tf.schema import keywords_of
 
-NEVER = -(2**30)  # the time of tokens that have not been seen
-LONGEST_WINDOW = -NEVER - 1  # the largest `repetition_window`; none reaches back to `NEVER`
+NEVER = -LONGEST_WINDOW - 1  # the time of tokens that have not been seen: no `repetition_window` reaches back to it
+NEXT_SEED = 0x9E3779B9  # difference between the seeds of two sequences of a row
+
+# The options of sampling and their defaults in `generate`.
+SAMPLING = {field.name: field.metadata["flag"] for field in dataclasses.fields(SamplingConfig)} | {"seed": None}
+# The specs of the options of any number of rows.
+SPECS: dict[str, Any] = {
+    field.name: tf.TensorSpec([None], tf.int32 if isinstance(field.default, int) else tf.float32)
+    for field in dataclasses.fields(SamplingConfig)
+}
 
 
 class Sampling(NamedTuple):
-    """The options of sampling for each row: tensors `[B]`, see `generate`."""
+    """The options of `SamplingConfig` and the seed of each row: tensors `[B]`."""
 
     temperature: Tensor  # float32; 0 takes the most likely token
     top_k: Tensor  # int32; 0 for all
@@ -142,8 +151,8 @@ def at_least_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
 
 def is_neutral(sampling: Sampling) -> Tensor:
     """Whether the options leave the model's distribution unchanged in all rows: bool scalar."""
-    temperature, top_k, top_p, min_p, penalty, _, _ = sampling
-    return tf.reduce_all((temperature == 1) & (top_k == 0) & (top_p == 1) & (min_p == 0) & (penalty == 1))
+    names = [name for name in SPECS if name != "repetition_window"]  # which has no effect without a penalty
+    return tf.reduce_all([getattr(sampling, name) == getattr(SamplingConfig, name) for name in names])
 
 
 def apply_options(log_probs: Tensor, sampling: Sampling, history: History) -> tuple[Tensor, Tensor]:
@@ -157,14 +166,15 @@ def apply_options(log_probs: Tensor, sampling: Sampling, history: History) -> tu
         `(log_probs, scores)`: float `[B, N]` each. The first has only the repetition penalty, the second all options;
         its value is -inf for tokens that must not be drawn.
     """
-    temperature, top_k, top_p, min_p, penalty, window, _ = sampling
-    temperature, top_p, min_p, penalty = (tf.cast(x, log_probs.dtype) for x in (temperature, top_p, min_p, penalty))
+    floats = {name: x for name, x in sampling._asdict().items() if x.dtype.is_floating}
+    options = sampling._replace(**{name: tf.cast(x, log_probs.dtype) for name, x in floats.items()})
+    penalty, window = options.repetition_penalty, options.repetition_window
     penalised = tf.reduce_any(penalty != 1)
     log_probs = tf.cond(penalised, lambda: penalise(log_probs, history, penalty, window), lambda: log_probs)
-    scores = tempered(log_probs, temperature)
-    limited = tf.reduce_any((top_k > 0) | (top_p < 1))
-    scores = tf.cond(limited, lambda: top_k_top_p(scores, top_k, top_p), lambda: scores)
-    scores = tf.cond(tf.reduce_any(min_p > 0), lambda: at_least_min_p(scores, min_p), lambda: scores)
+    scores = tempered(log_probs, options.temperature)
+    limited = tf.reduce_any((options.top_k > 0) | (options.top_p < 1))
+    scores = tf.cond(limited, lambda: top_k_top_p(scores, options.top_k, options.top_p), lambda: scores)
+    scores = tf.cond(tf.reduce_any(options.min_p > 0), lambda: at_least_min_p(scores, options.min_p), lambda: scores)
     return log_probs, scores
 
 
@@ -274,6 +284,7 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
 
     no_limit: Any = None  # integers of all 32 bits
 
+    @tf.autograph.experimental.do_not_convert  # eager `map_fn` would convert all that it calls
     def draw(key):
         """The two numbers of one token."""
         # From the same words, XLA makes other float64 numbers than TensorFlow's kernel. So this makes the kernel's: 52
@@ -287,57 +298,36 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
     return tf.reshape(uniform, [number, batch, 2])
 
 
-# `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors. With the limit of
-# 1e30, products of log-probabilities with these numbers do not overflow in float32.
-RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "temperature": (lambda x: (x >= 0) & (x <= 1e30), "be 0 or more, at most 1e30"),
-    "top_p": (lambda x: (x > 0) & (x <= 1), "lie in (0, 1]"),
-    "min_p": (lambda x: (x >= 0) & (x < 1), "lie in [0, 1)"),
-    "repetition_penalty": (lambda x: (x > 0) & (x <= 1e30), "be positive, at most 1e30"),
-}
-
-
-def check_sampling(
-    batch: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: Any = None,
-    min_p: float | None = None, repetition_penalty: float | None = None, repetition_window: int = REPETITION_WINDOW,
-) -> Sampling:  # fmt: skip
+def check_sampling(batch: int, *, seed: Any = None, **options: Any) -> Sampling:
     """Checks the options of sampling, see `generate`, and returns them as a `Sampling` for `batch` rows.
 
     Without a `seed`, it draws one for each row. Raises ParameterError if an option is out of its range, or if it has no
     effect because of another one.
     """
-    floats = {
-        "temperature": temperature,
-        "top_p": 1.0 if top_p is None else top_p,
-        "min_p": 0.0 if min_p is None else min_p,
-        "repetition_penalty": 1.0 if repetition_penalty is None else repetition_penalty,
-    }
-    for name, value in floats.items():
-        holds, allowed = RANGES[name]
-        number = as_array(name, value, allowed.removeprefix("be "))
-        if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
-            raise ParameterError(name, value, allowed.removeprefix("be "), f"{name} must {allowed}, got {brief(value)}")
-    if top_k is not None:
-        check_integer("top_k", top_k, 1)
-    check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
-    if repetition_window != REPETITION_WINDOW and floats["repetition_penalty"] == 1:
-        raise ParameterError(
-            "repetition_window", repetition_window, "left out without a repetition_penalty other than 1"
-        )
+    options = {name: as_number(value) for name, value in options.items()}
+    if options.get("top_k") is not None:  # here, `None` stands for all tokens; 0 does so only in requests to servers
+        check_integer("top_k", options["top_k"], 1)
+    config = SamplingConfig(**options)
+    if config.repetition_window != REPETITION_WINDOW and config.repetition_penalty == 1:
+        allowed = "left out without a repetition_penalty other than 1"
+        raise ParameterError("repetition_window", config.repetition_window, allowed)
     allowed = f"an integer of 32 bits, or one for each of the {batch} rows"
     seeds = as_array("seed", [random.randrange(2**31) for _ in range(batch)] if seed is None else seed, allowed)
     is_number = seeds.shape in ((), (batch,)) and seeds.dtype.kind in "iu"
     if not is_number or seeds.min() < -(2**31) or seeds.max() >= 2**31:
         raise ParameterError("seed", seed, allowed)
-    return Sampling(
-        **{name: tf.fill([batch], tf.cast(value, tf.float32)) for name, value in floats.items()},
-        top_k=tf.fill([batch], int(top_k or 0)),
-        repetition_window=tf.fill([batch], int(repetition_window)),
-        seeds=tf.constant(np.broadcast_to(seeds, [batch]), tf.int32),
-    )
+    return sampling_of([config] * batch, np.broadcast_to(seeds, [batch]))
 
 
-SAMPLING = keywords_of(check_sampling)[1:]  # the names of the options
+def as_number(value: Any) -> Any:
+    """Returns a number in an array or a tensor `[]` as a number of Python, and any other value as it is."""
+    return np.asarray(value).item() if getattr(value, "shape", None) == () else value
+
+
+def sampling_of(rows: Sequence[SamplingConfig], seeds: Any) -> Sampling:
+    """The `Sampling` of rows with these options and seeds."""
+    options = {name: tf.constant([getattr(row, name) for row in rows], spec.dtype) for name, spec in SPECS.items()}
+    return Sampling(**options, seeds=tf.constant(seeds, tf.int32))
 
 
 def repeated(rows: Any, number: Size) -> Any:
@@ -350,9 +340,19 @@ def repeated(rows: Any, number: Size) -> Any:
 def sampling_of_sequences(sampling: Sampling, number: Size) -> Sampling:
     """The options for `number` sequences of every row, which are neighbours in the result: `[B * number]`.
 
-    The first sequence has the seed of its row. Every other has the seed of the previous one plus 0x9E3779B9, in 32
-    bits.
+    The seeds are those of `seeds_of_sequences`.
     """
     sequence = tf.tile(tf.range(number), tf.shape(sampling.seeds))
     sampling = repeated(sampling, number)
-    return sampling._replace(seeds=sampling.seeds + sequence * (0x9E3779B9 - 2**32))
+    return sampling._replace(seeds=sampling.seeds + sequence * (NEXT_SEED - 2**32))  # int32, which overflows
+
+
+def seeds_of_sequences(seed: int | None, number: int) -> list[int]:
+    """The seeds of the `number` sequences of a row. Without a `seed`, it draws them.
+
+    The first sequence has the seed of the row. Every other has the seed of the previous one plus `NEXT_SEED`, in 32
+    bits.
+    """
+    if seed is None:
+        return [random.randrange(2**31) for _ in range(number)]
+    return [(seed + i * NEXT_SEED + 2**31) % 2**32 - 2**31 for i in range(number)]

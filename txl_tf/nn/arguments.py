@@ -78,6 +78,25 @@ def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init],
     return decorate
 
 
+def refusing(check: Callable[[str, tuple[Any, ...], dict[str, Any]], None]) -> Callable[[Init], Init]:
+    """Decorator of a `stored` constructor: first, `check(name of the class, args, kwargs)` may raise an error.
+
+    The constructor itself does not know which arguments were given by position. A subclass that has a constructor of
+    its own is not checked, because it may have another order of arguments.
+    """
+
+    def decorate(init: Init) -> Init:
+        @functools.wraps(init)
+        def call(self: Any, *args: Any, **kwargs: Any) -> None:
+            if type(self).__init__ is call:
+                check(type(self).__name__, args, kwargs)
+            init(self, *args, **kwargs)
+
+        return cast(Init, call)
+
+    return decorate
+
+
 def _storing(
     init: Init, signature: inspect.Signature, group: type[Config] | None = None, not_of_body: Sequence[str] = ()
 ) -> Init:
@@ -98,17 +117,23 @@ def _storing(
         """The new constructor: checks and stores the arguments, then calls the constructor as it is written.
 
         At the end of the outermost constructor, it calls `settle`, see `Settings`. It raises ParameterError for a dtype
-        with quantization, and freezes the parts of a frozen layer.
+        with quantization or for a map of dtypes, and freezes the parts of a frozen layer.
         """
         args = tuple(map(as_int, args))
         kwargs = {name: as_int(value) for name, value in kwargs.items()}
+        if isinstance(kwargs.get("dtype"), keras.dtype_policies.DTypePolicyMap):
+            message = "dtype must be one policy for a layer and all of its parts, got a DTypePolicyMap"
+            raise ParameterError("dtype", "DTypePolicyMap", "one policy for a layer and all of its parts", message)
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
-            by_position = [x.name for x in parameters if x.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-            hint = f": those by position are {', '.join(by_position)}" if "too many positional" in str(error) else ""
+            hint = ""
+            if "too many positional" in str(error):
+                by_name = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
+                by_position = [name for name in names if name not in by_name]
+                hint = f": {', '.join(by_position)} may be given by position, {', '.join(by_name) or 'others'} by name"
             called = type(self).__name__
             raise CallError(called, list(args), names, f"{called}: {error}{hint}") from None
         bound.apply_defaults()
@@ -117,13 +142,14 @@ def _storing(
         if group is not None:
             check_fields(group, self)
         # A subclass calls this constructor inside its own. Only the outermost one ends with a complete layer.
-        outermost = not vars(self).setdefault("_making", False)
-        vars(self)["_making"] = True
+        outermost = vars(self).setdefault("_made_by", bound) is bound
         # A model passes its values to its network, which does not need to check them again.
         with already_checked(group, self) if group is not None else contextlib.nullcontext():
             init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
-        if outermost and hasattr(self, "settle"):
-            self.settle([bound.arguments[name] for name in names])
+        if outermost:
+            del vars(self)["_made_by"]
+            if hasattr(self, "settle"):
+                self.settle([bound.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:
             raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
         if not getattr(self, "trainable", True):  # a file of a frozen layer; Keras does not pass it on to the parts

@@ -103,11 +103,11 @@ def checked_sizes(**tensors: tuple[Any, str]) -> list[Any]:
         return [tf.identity(tensor) for tensor in values]
 
 
-def check_heads(width_name: str, width: Any, heads_name: str, heads: Any) -> None:
-    """Raises ParameterError unless both are positive integers and the heads divide the width."""
-    check_sizes(**{width_name: width, heads_name: heads})
-    if width % heads:
-        raise ParameterError(width_name, width, f"a multiple of {heads_name}={heads}")
+def check_heads(d_model: Any, heads_name: str, heads: Any) -> None:
+    """Raises ParameterError unless both are positive integers and the heads divide `d_model`."""
+    check_sizes(**{"d_model": d_model, heads_name: heads})
+    if d_model % heads:
+        raise ParameterError("d_model", d_model, f"a multiple of {heads_name}={heads}")
 
 
 def check_layer(layer: int, n_layer: int) -> int:

@@ -16,7 +16,7 @@ every cluster, and the softmax gives every cluster but the first a fixed capacit
 """
 
 from collections.abc import Sequence
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -24,7 +24,7 @@ import tensorflow as tf
 from txl_config.models import Bin, bins
 from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
-from txl_tf.errors import ParameterError, brief
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.routing import every_row, own_rows_only
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
@@ -92,16 +92,6 @@ class AdaptiveBins(Layer):
     tables: Any
     projs: Any
     free_settings = {}
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Raises ParameterError if `cutoffs` is given by position. The message shows the right call."""
-        if len(args) > 3 and cls.__module__.startswith("txl_tf."):  # a user's subclass may have other arguments
-            allowed = "given by name"
-            sizes = ", ".join(map(brief, args[:3]))
-            cutoffs = brief(args[3])
-            message = f"cutoffs must be {allowed}, got {cutoffs}; write {cls.__name__}({sizes}, cutoffs={cutoffs})"
-            raise ParameterError("cutoffs", args[3], allowed, message)
-        return super().__new__(cls, *args, **kwargs)
 
     @stored
     def __init__(

@@ -28,7 +28,7 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     """The parts of a model that are not entirely the library's: `["Mine 'layer_0'", ...]`.
 
     A part is the model itself or a layer in it. It is listed if its class is not from this library, or if a user has
-    replaced a method or property of its class or of the instance. A user's scheme of positions is listed, too.
+    replaced a method or property of its class, or a method of the instance. So is a user's scheme of positions.
 
     Args:
         count_keras: whether layers of Keras count, too. The library's language models do not contain any.
@@ -48,16 +48,14 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
 def _is_library_part(part: Any) -> bool:
     """Whether the class of a part is this library's, and a user has replaced nothing in it.
 
-    It looks at the methods and properties that the library's classes define, not at those from Keras, and at attributes
-    of the instance with the same names.
+    It looks at the methods and properties that the library's classes define, not at those from Keras, and at the
+    methods of the instance.
     """
     ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
-    if not ours or ours[0] is not type(part) or "call" in vars(part):
+    if not ours or ours[0] is not type(part) or _methods_of_instance(part):
         return False
-    members = [value for base in ours for value in vars(base).values()]
-    members += [value for name, value in vars(part).items() if any(name in vars(base) for base in ours)]
-    functions = filter(inspect.isfunction, map(_function_of, members))
-    return all(function.__module__.startswith("txl_tf.") for function in functions)
+    functions = (_function_of(value) for base in ours for value in vars(base).values())
+    return all(function.__module__.startswith("txl_tf.") for function in functions if inspect.isfunction(function))
 
 
 def is_overridden(part: Any, name: str) -> bool:
@@ -66,12 +64,19 @@ def is_overridden(part: Any, name: str) -> bool:
     It may be overridden in a subclass, in the class or in the instance. The first definition that Python finds counts.
     It is a user's if its module is not in txl_tf or Keras.
     """
-    class_member = next((vars(base)[name] for base in type(part).__mro__ if name in vars(base)), None)
-    member = vars(part).get(name, class_member)
+    member = vars(part).get(name, inspect.getattr_static(type(part), name, None))
     if member is None:
         return False
     member = getattr(member, "fget", None) or getattr(member, "__func__", member)  # a property, or a bound method
     return (getattr(member, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
+
+
+def _methods_of_instance(part: Any) -> set[str]:
+    """Names of the methods that a user has set on the object itself, in place of those of its class."""
+    functions = {name: value for name, value in vars(part).items() if callable(value)}
+    methods = {name for name in functions if inspect.isfunction(getattr(type(part), name, None))}
+    packages = {name: (getattr(functions[name], "__module__", None) or "").partition(".")[0] for name in methods}
+    return {name for name in methods if packages[name] not in ("txl_tf", "keras")}  # Keras sets `build`, for example
 
 
 def _function_of(member: Any) -> Any:
@@ -136,23 +141,25 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
     Args:
         read: function that computes something with the model from a cache.
     """
-    results = vars(model).setdefault("_graphs", {})  # dropped when a part changes
-    if "why_not_cached" not in results:
+
+    def find() -> Exception | None:
+        """Traces `read` if the model has parts of a user."""
         parts = own_parts(model)
-        reason = None
+        if not parts:
+            return None
         try:
-            if parts:
-                with tf.init_scope():
-                    tf.function(read, autograph=False).get_concrete_function()
+            with tf.init_scope():
+                tf.function(read, autograph=False).get_concrete_function()
         except Exception as error:
-            reason = error
             message = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)  # in the text that Keras adds
             logging.getLogger("txl_tf").warning(
                 "the model cannot be computed from cached keys and values, so evaluation and generation are slower "
                 "(own parts: %s): %s", ", ".join(parts), message[1] if message else error,
             )  # fmt: skip
-        results["why_not_cached"] = reason
-    return results["why_not_cached"]
+            return error
+        return None
+
+    return model.cached_result("why_not_cached", find)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -218,7 +225,12 @@ def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     except Exception:  # loading the configuration will raise the same error
         return config
     for part, other in zip(model._flatten_layers(), copy_of_model._flatten_layers(), strict=False):
-        if type(part) is not type(other) or ("call" in vars(part)) != ("call" in vars(other)):
+        lost = sorted(_methods_of_instance(part) - _methods_of_instance(other))
+        if lost and (part is not model or "call" in lost):  # other methods of a model, such as its steps, may be set
+            allowed = f"a method of the class {type(part).__name__}, or of a registered subclass"
+            message = f"a loaded file would not have the {lost[0]} that was set on {part.name}: make it {allowed}"
+            raise ParameterError(lost[0], getattr(part, lost[0]), allowed, message)
+        if type(part) is not type(other):
             allowed = f"a {type(other).__name__}, as a model made from the configuration has it"
             message = (
                 f"{part.name} of {model.name} is a {type(part).__name__}, but a loaded file would have a "

@@ -12,6 +12,9 @@ effect everywhere at once. So it is copied to every part that has a copy, and no
 
 The other settings are *fixed*. The settings of a part, such as a layer of a network, are fixed if its owner cannot save
 in its configuration that this part alone is different.
+
+Without this file, `lm.dropout = 0.0` would have no effect: each layer, and each part of a layer, has its own copy of
+the rate, because it can also be used alone; and compiled graphs contain the old rate as a constant.
 """
 
 import functools
@@ -121,14 +124,23 @@ class Settings(MixedIntoLayer):
         """Called after the settings `names` have changed, in this layer or in one that contains it."""
 
     def drop_graphs(self) -> None:
-        """Drops compiled graphs, so that the next calls compile again, even while `fit` or `evaluate` runs.
-
-        `_graphs` has those of `compiled_method` and of the steps.
-        """
+        """Drops compiled graphs, so that the next calls compile again, even while `fit` or `evaluate` runs."""
         self.__dict__.pop("_graphs", None)
         for kind in ("train", "test", "predict"):
             if getattr(self, f"{kind}_function", None) is not None:
                 getattr(self, f"make_{kind}_function")(force=True)
+
+    def cached_result(self, name: str, make: Callable[[], Any]) -> Any:
+        """The result of `make()`, such as a compiled graph. It is kept under a `name` until `drop_graphs` is called."""
+        graphs = self.__dict__.setdefault("_graphs", {})
+        if name not in graphs:
+            graphs[name] = make()
+        return graphs[name]
+
+    def drop_results(self, *names: str) -> None:
+        """Drops results of `cached_result`, so that the next calls make them again."""
+        for name in names:
+            self.__dict__.get("_graphs", {}).pop(name, None)
 
     def settle(self, arguments: Iterable[Any]) -> None:
         """Called at the end of the outermost constructor. From here on, settings are checked when they are set.
@@ -173,11 +185,8 @@ class compiled_method:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        graphs = instance.__dict__.setdefault("_graphs", {})
-        name = self.method.__name__
-        if name not in graphs:
-            graphs[name] = tf.function(self.method.__get__(instance), autograph=False, **self.options)
-        return graphs[name]
+        function = functools.partial(tf.function, self.method.__get__(instance), autograph=False, **self.options)
+        return instance.cached_result(self.method.__name__, function)
 
 
 def owner_of(layer: Any) -> Any:
@@ -288,14 +297,14 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
 
 
 def replaces_part(x: Any, name: str, value: Any) -> bool:
-    """Whether setting the attribute `name` of `x` to `value` replaces its class, its call or one of its parts."""
-    if name in ("__class__", "call"):
+    """Whether setting the attribute `name` of `x` to `value` replaces its class, one of its methods or of its parts."""
+    if name == "__class__" or (callable(value) and inspect.isfunction(getattr(type(x), name, None))):
         return True
     return isinstance(value, keras.Layer) and isinstance(getattr(x, name, None), keras.Layer)
 
 
 def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
-    """Replaces a part of a layer or model, its class or its `call`, after its constructor. Drops the old graphs.
+    """Replaces a part of a layer or model, its class or a method, after its constructor. Drops the old graphs.
 
     A new part is built at once if the old one is. It gets the place of the old one in the order of the weights, as in a
     model that is made from the configuration, unless a constructor of `x` replaces the part.
@@ -319,7 +328,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     if changed:
         message = f"{changed[0]} of {_named(x)} cannot change: {fixed[changed[0]]}"
         raise FixedAttributeError(changed[0], value, f"that of {type(x).__name__}", message)
-    if isinstance(value, keras.Layer):
+    if isinstance(current, keras.Layer) and isinstance(value, keras.Layer):
         _build_like(current, value)
     change_graphs(x, name, value, current)
     layers = x._tracker.config["layers"][1]
@@ -447,7 +456,10 @@ def _fixed_error(x: Any, name: str, value: Any, current: Any, owner: Any) -> Fix
 
 
 def _in_constructor(x: Any) -> bool:
-    """Whether a constructor of `x` is running."""
+    """Whether a constructor of `x` is running.
+
+    It may be that of a user's class or mixin, which nothing of this library wraps, so the call stack is searched.
+    """
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         code = frame.f_code

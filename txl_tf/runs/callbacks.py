@@ -578,9 +578,9 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
     known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in [*metrics, *validated])}
-    # Not all models log `overflow`, the number of tokens that were left out.
-    is_known = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
-    if lines and not is_known:
+    # Other columns, such as metrics of the user's own, may be among them.
+    is_log = header[:1] == ["epoch"] and len({*header}) == len(header) and known <= {*header}
+    if lines and not is_log:
         other_columns = ", ".join(sorted(known - {"epoch"}))
         message = f"{filename}: line 1 must be epoch, then {other_columns}, got {brief(header)}. {_MOVE}"
         raise ParameterError("log.csv", header, ["epoch", *sorted(known - {"epoch"})], message)

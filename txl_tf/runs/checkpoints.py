@@ -36,9 +36,9 @@ from txl_tf.runs.weights import (
 )
 from txl_tf.schema import differing
 from txl_tf.training.distribution import broadcast_from_chief
+from txl_tf.training.trained_model import SUMS
 
 logger = logging.getLogger("txl_tf")
-SUMS = "window"  # key in a checkpoint: the sums of the current interval of steps
 
 
 class RunCheckpoints:
@@ -193,8 +193,8 @@ class RunCheckpoints:
         step = int(self._model.optimizer.iterations.numpy())
         path = self.folder.checkpoint(step)
         carried = self._model.carried_arrays()  # all workers take part
+        sums = self._model.metric_totals if mid_interval else {}
         if self.write:
-            sums = {SUMS: self._model.metric_totals} if mid_interval else {}
             with self.naming_last_good():
                 write_checkpoint(path, {**run_weights(self._model), **self._optimizer_variables(), **carried, **sums})
                 self._latest = path
@@ -255,7 +255,7 @@ class RunCheckpoints:
         """The `number` that the chief gives, on all workers."""
         return broadcast_from_chief(self._model.distribute_strategy, number)
 
-    def restore(self, path: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+    def restore(self, path: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         """Sets weights and optimizer from a checkpoint. After an error, nothing is changed.
 
         Args:
@@ -279,14 +279,16 @@ class RunCheckpoints:
         check_fits(path, optimizer_shapes, self._optimizer_variables())
         arrays = {name: read(name) for name in weights_by_name(self._model)}
         # All arrays are read before the first variable is set.
-        other_keys = [*optimizer_shapes, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
+        keys_of_sums = [key for key in reader.shapes if key.partition(":")[0] == SUMS]
+        other_keys = [*optimizer_shapes, *self._model.carried_names, *keys_of_sums]
         arrays |= {key: reader.get(key) for key in other_keys}
         for key, variable in {**weights_by_name(self._model), **self._optimizer_variables()}.items():
             variable.assign(arrays[key])
         self._latest = path
         self._step_without_loss = checkpoint_step(path)
         self._restored = True
-        return {name: arrays[name] for name in self._model.carried_names}, arrays.get(SUMS)
+        carried = {name: arrays[name] for name in self._model.carried_names}
+        return carried, {key: arrays[key] for key in keys_of_sums} or None
 
     def _optimizer_variables(self) -> dict[str, Any]:
         """`{key in a checkpoint: variable of the optimizer}`."""

@@ -129,7 +129,7 @@ def evaluate_run(
         logger.info("checkpoint: %s; evaluating it: %s", folder.name_of(path), evaluator.describe(lm))
         # All workers must evaluate in the same way, but only the chief writes the file.
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
-        return {split: evaluator.run(lm, split, token_nll)}
+        return {split: evaluator.run(lm, split, token_nll)["loss"]}
 
 
 def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationConfig, dict]:
@@ -267,8 +267,8 @@ class Evaluator:
             return f"sliding window {self.sliding_window}, step {self.sliding_step}, batch {self.batch_size}"
         return f"tgt_len {self.tgt_len}, mem_len {lm.network.mem_len}, batch {self.batch_size}"
 
-    def run(self, lm: LanguageModel, split: str, token_nll: str | None = None) -> float:
-        """Evaluates a language model, logs the results and returns the mean nll in nats.
+    def run(self, lm: LanguageModel, split: str, token_nll: str | None = None) -> dict[str, float]:
+        """Evaluates a language model, and logs the loss. Returns the results: `"loss"`, and metrics of the user's own.
 
         Args:
             lm: the model, compiled.
@@ -282,20 +282,20 @@ class Evaluator:
         if self.sliding_window or token_nll:
             score = self._slide if self.sliding_window else self._score
             labels, values = score(lm, split, verbose)
-            nll = float(values.mean(dtype=np.float64))
+            results = {"loss": float(values.mean(dtype=np.float64))}
             count = len(values)
             if token_nll:
                 self._write(token_nll, labels, values)
         else:
-            evaluated: Any = lm.evaluate(self.batches(split), verbose=verbose)
-            nll = evaluated
+            results = lm.evaluate(self.batches(split), verbose=verbose, return_dict=True)
             count = self.num_labels(split)
+        nll = results["loss"]
         rate = count / (time.perf_counter() - started)
         figures = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
         logger.info("%s: %s | %s tokens | %s tokens/s", split, figures, f"{count:,}", f"{rate:,.0f}")
         if split in self.corpus.sizes:
             logger.info("%s: %s", split, self._by_text(nll, split))
-        return nll
+        return results
 
     def num_labels(self, split: str) -> int:
         """The number of tokens that the batches predict."""

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.calls import checked_call
+from txl_tf.config import SamplingConfig
 from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import padded
 from txl_tf.environment import is_installed
@@ -35,7 +36,7 @@ from txl_tf.runs.folder import RunFolder
 
 SEGMENT = 512  # tokens
 # Options of a request for text, by their names in tasks: those that `TextGenerator` takes, and others.
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_SAMPLING = [name for name in SamplingConfig.names() if name != "repetition_window"]
 _OTHER_OPTIONS = ("do_sample", "until", "max_gen_toks", "max_new_tokens")
 
 

@@ -213,7 +213,7 @@ class Origin:
             new_lora = [name for name, weight in weights_by_name(model).items() if is_low_rank(weight)]
 
         def load_from(path: str) -> str:
-            load_weights(model, path, leave_out=(*new_weights, *new_lora), extend=training.extend_vocab)
+            load_weights(model, path, (*new_weights, *new_lora), training.extend_vocab, check_finite=True)
             return path
 
         path = self.source.with_checkpoint(training.warm_start_path, load_from, "warm_start_path")

@@ -396,6 +396,8 @@ class Run:
         if step >= 0:
             path = self.folder.checkpoint(step)
             logger.info("continuing from %s", path)
+            if self.training.warm_start_path:
+                logger.warning("warm_start_path=%s is for a new run: it is not read", self.training.warm_start_path)
             return self.checkpoints.restore(path)
         if self.checkpoints.write:  # an earlier run, which has no checkpoints any more, may have left its best weights
             self.checkpoints.remove_best()
@@ -403,7 +405,7 @@ class Run:
             self.origin.load(self.model, self.model_config, self.training, self.final, self.new_weights)
         elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
-            load_weights(self.model, self.training.warm_start_path)
+            load_weights(self.model, self.training.warm_start_path, check_finite=True)
         self.model.inner_optimizer.start_average(self.model.trainable_variables)
         return None, None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -56,14 +56,16 @@ def text_vectors(
         float32 (float64 if the model's dtype is) array `[lines, d_model]`.
 
     Raises:
-        ParameterError: the run is not one of a language model, or an argument is out of its range.
+        ParameterError: the run is not one of a language model, or an argument is out of its range, or a line is
+            neither a string nor bytes.
         LineError: with `strict`, a line has no tokens, is not UTF-8, or has a symbol that the vocabulary does not have.
     """
     if isinstance(run, str | os.PathLike):
         folder = RunFolder(run, "language_model")
         run = folder.load_model(), folder.load_vocab()
     reader = TextVectors(*run, layer, segment, batch_tokens)
-    blocks = reader.vectors(in_blocks(lines), name, strict)
+    # An iterator becomes a list, in which `None` is no pause, because no vector is returned before the last line.
+    blocks = reader.vectors(in_blocks(lines if isinstance(lines, Sized) else [*lines]), name, strict)
     missing = np.full([reader.width], np.nan, reader.dtype)
     rows = [missing if isinstance(vector, LineError) else vector for block in blocks for vector in block]
     return np.stack(rows) if rows else np.zeros([0, reader.width], reader.dtype)

@@ -107,11 +107,11 @@ def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
         path: prefix of the checkpoint, such as `"model.ckpt-0"`.
 
     Raises:
-        ParameterError: there is no checkpoint at `path`, it cannot be read, or it does not fit the model. In the last
-            case, the message names every variable that is missing, that has another shape (with both shapes) or that
-            the model does not have. After an error, the weights of the model are as before.
+        ParameterError: there is no checkpoint at `path`, it cannot be read, a weight is not finite, or it does not fit
+            the model. In the last case, the message names every variable that is missing, that has another shape (with
+            both shapes) or that the model does not have. After an error, the weights of the model are as before.
     """
-    load_weights(lm, path)
+    load_weights(lm, path, check_finite=True)
 
 
 def load_weights(
@@ -119,6 +119,7 @@ def load_weights(
     checkpoint: str | os.PathLike | CheckpointReader,
     leave_out: tuple[str, ...] = (),
     extend: bool = False,
+    check_finite: bool = False,
 ) -> None:
     """Sets the weights of a model of any family from a checkpoint of a run or of the original program.
 
@@ -128,16 +129,27 @@ def load_weights(
         leave_out: beginnings of the names of weights that stay as they are.
         extend: whether a weight of the model may be longer in one dimension than in the checkpoint, as with an extended
             vocabulary. The rest of the weight keeps its values.
+        check_finite: whether a weight that is not finite is an error.
 
     After an error, the weights of the model are as before.
 
     Raises: as `load_tf1_checkpoint`.
     """
-    read = weights_reader(model, checkpoint, leave_out, extend)
+    reader = checkpoint if isinstance(checkpoint, CheckpointReader) else CheckpointReader(checkpoint)
+    read = weights_reader(model, reader, leave_out, extend)
     variables = _without(weights_by_name(model), leave_out)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set
+    for name, array in arrays.items():
+        if check_finite and not is_finite(array):
+            message = f"{reader.path} has weights that are not finite: {name}"
+            raise UnreadableCheckpoint("checkpoint", reader.path, "finite weights", message)
     for name, variable in variables.items():
         variable.assign(arrays[name])
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether all numbers of an array are finite. `np.isfinite(array)` would need memory for a bool for each."""
+    return not array.size or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
 def _without(weights: dict[str, Any], leave_out: tuple[str, ...]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ Shapes:
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import logging
 import queue
@@ -27,13 +26,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import REPETITION_WINDOW
+from txl_tf.config import SamplingConfig
 from txl_tf.data.batching import padded
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import TextState, next_token, precompute_for
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.loop import with_column, write_tokens
-from txl_tf.language.sampling import NEVER, History, Sampling, no_history, remember_segment, uniform_draws
+from txl_tf.language.sampling import (
+    NEVER,
+    SPECS,
+    History,
+    Sampling,
+    no_history,
+    remember_segment,
+    sampling_of,
+    uniform_draws,
+)
 from txl_tf.language.stopping import no_stops
 
 PIECE = 8  # tokens that are generated before texts can join or leave
@@ -80,7 +88,6 @@ class Piece(NamedTuple):
     error: Exception | None = None
 
 
-@dataclasses.dataclass(eq=False)
 class Job:
     """A text to generate.
 
@@ -90,8 +97,8 @@ class Job:
         deliver: function that is called with every `Piece`, in the thread of the decoder. If it raises an error, the
             decoder logs the error and ends this text; other texts go on.
         with_alternatives: whether the pieces have `alternatives`.
-        seed, temperature, top_k, top_p, min_p, repetition_penalty, repetition_window: see `generate`; a `top_k` of 0
-            stands for all tokens.
+        seed: see `generate`.
+        **sampling: options of `SamplingConfig`.
 
     Attributes:
         cancelled: set it to True, in any thread, to end the text before its last token. The decoder then delivers no
@@ -99,19 +106,18 @@ class Job:
         written: number of tokens that have been generated.
     """
 
-    prompt: np.ndarray
-    max_new_tokens: int
-    deliver: Callable[[Piece], Any]
-    with_alternatives: bool = False
-    seed: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    repetition_window: int = REPETITION_WINDOW
-    cancelled: bool = False
-    written: int = 0
+    def __init__(
+        self, prompt: np.ndarray, max_new_tokens: int, deliver: Callable[[Piece], Any],
+        with_alternatives: bool = False, seed: int = 0, **sampling: Any,
+    ):  # fmt: skip
+        self.prompt = prompt
+        self.max_new_tokens = max_new_tokens
+        self.deliver = deliver
+        self.with_alternatives = with_alternatives
+        self.seed = seed
+        self.sampling = SamplingConfig(**sampling)
+        self.cancelled = False
+        self.written = 0
 
 
 class Decoder:
@@ -230,9 +236,7 @@ class Decoder:
     def _write_piece(self) -> None:
         """Generates the next tokens of all texts, delivers them, and removes texts that have ended or are cancelled."""
         jobs = self._jobs
-        dtypes = [tf.float32 if name in _FLOATS else tf.int32 for name in _OPTIONS]
-        options = zip(_OPTIONS, dtypes, strict=True)
-        sampling = Sampling(*(tf.constant([getattr(job, name) for job in jobs], dtype) for name, dtype in options))
+        sampling = sampling_of([job.sampling for job in jobs], [job.seed for job in jobs])
         limits = np.array([min(PIECE, job.max_new_tokens - job.written) for job in jobs], np.int32)
         first = tf.constant([job.written for job in jobs], tf.int32)
         with_alternatives = any(job.with_alternatives for job in jobs)
@@ -260,12 +264,10 @@ class Decoder:
     def _make_graphs(self) -> None:
         """Makes the graphs that the thread and `alternatives` call, each for any number of rows."""
         ints: Any = tf.TensorSpec([None], tf.int32)
-        floats: Any = tf.TensorSpec([None], tf.float32)
         table: Any = tf.TensorSpec([None, None], tf.int32)
         one = self._first_state(tf.zeros([1, 1], tf.int32), tf.ones([1], tf.int32))
         text: Any = tf.nest.map_structure(_any_rows, one)
         hidden: Any = tf.TensorSpec([None, *one.hidden.shape[1:]], one.hidden.dtype)
-        sampling = Sampling(*(floats if name in _FLOATS else ints for name in _OPTIONS))
 
         def graph(function: Callable, *specs: Any) -> Callable:
             return tf.function(function, input_signature=specs, autograph=False)
@@ -273,7 +275,7 @@ class Decoder:
         self._start = graph(self._first_state, table, ints)
         self._join = graph(self._joined, text, text)
         self._keep = graph(_rows_of, text, ints)
-        piece = (text, ints, ints, sampling)
+        piece = (text, ints, ints, Sampling(**SPECS, seeds=ints))
         self._write = graph(functools.partial(self._next_piece, False), *piece)
         self._write_with_alternatives = graph(functools.partial(self._next_piece, True), *piece)
         self._read = graph(self._all_hidden, tf.TensorSpec([1, None], tf.int32))
@@ -357,10 +359,6 @@ def _deliver(job: Job, piece: Piece) -> None:
     except Exception:  # every kind of error: none may end the thread of the decoder, or other texts
         logger.exception("a text ends, because its piece cannot be delivered")
         job.cancelled = True
-
-
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")  # of `_OPTIONS`; the other options are integers
-_OPTIONS = tuple("seed" if name == "seeds" else name for name in Sampling._fields)  # attributes of a `Job`
 
 
 def _any_rows(tensor: Tensor) -> Any:

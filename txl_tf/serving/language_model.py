@@ -8,6 +8,7 @@ Shapes:
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
 
 @serves("language_model", "a language model")
 def served_language_model(
-    lm: LanguageModel, vocab: Vocab | None, *, top_n: int = 10, start_token: int | None = None
+    lm: LanguageModel, vocab: Vocab | Sequence[Vocab] | None, *, top_n: int = 10, start_token: int | None = None
 ) -> Served:
     """Returns how a language model is served: its signatures, vocabularies and tokenizer.
 
@@ -86,11 +87,11 @@ def served_language_model(
         ParameterError: a number is out of range, or the vocabulary has another size than the model.
     """
     n_token = lm.network.n_token
+    vocabs = {} if vocab is None else named_vocabs(vocab, {"vocab": n_token}, type(lm).__name__)
     if start_token is None:
-        start_token = 0 if vocab is None else vocab.start_id
+        start_token = vocabs["vocab"].start_id if vocabs else 0
     check_integer("top_n", top_n, 1)
     check_integer("start_token", start_token, 0, n_token - 1)
-    vocabs = {} if vocab is None else named_vocabs([vocab], {"vocab": n_token}, type(lm).__name__)
     make_signatures = functools.partial(LanguageModelSignatures, top_n=top_n, start_token=start_token)
     return Served(make_signatures, vocabs, tokenizer_of)
 

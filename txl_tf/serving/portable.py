@@ -45,6 +45,7 @@ from txl_tf.files import write_json
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.runs.families.record import families_of_model
 from txl_tf.serving.export import check_new_folder, new_folder
+from txl_tf.serving.tables import named_vocabs
 from txl_tf.serving.tagging import tagger_vocabs
 from txl_tf.taggers.crf import best_path
 from txl_tf.taggers.tagger import Tagger
@@ -197,11 +198,6 @@ def _ids(*shape: int) -> Any:
     return tf.TensorSpec(shape, tf.int32)
 
 
-def _vocabs_by_name(names: Sequence[str], vocabs: list[Vocab]) -> dict[str, Vocab]:
-    """Returns `{name: vocabulary}`; empty if there are no vocabularies."""
-    return dict(zip(names, vocabs, strict=True)) if vocabs else {}
-
-
 def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
     """The function of a language model. The memory of each layer is an input and an output.
 
@@ -222,7 +218,8 @@ def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: in
         return {"log_probs": log_probs, **outputs}
 
     notes = {"memory": {name: f"new_{name}" for name in memories}}
-    return Portable(function, inputs, _vocabs_by_name(["vocab"], vocabs), notes)
+    named = named_vocabs(vocabs, {"vocab": network.n_token}, type(lm).__name__) if vocabs else {}
+    return Portable(function, inputs, named, notes)
 
 
 def _of_encoder_decoder(
@@ -236,7 +233,9 @@ def _of_encoder_decoder(
     def function(source: tf.Tensor, target: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"log_probs": tf.nn.log_softmax(tf.cast(model((source, target)), tf.float32))}
 
-    return Portable(function, inputs, _vocabs_by_name(["source_vocab", "target_vocab"], vocabs), {})
+    sizes = {"source_vocab": model.input_vocab_size, "target_vocab": model.target_vocab_size}
+    named = named_vocabs(vocabs, sizes, type(model).__name__) if vocabs else {}
+    return Portable(function, inputs, named, {})
 
 
 def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:

@@ -26,11 +26,11 @@ UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u
 WHITE_SPACE = UNICODE_SPACE[:-1] + "\t-\r ]"
 
 
-def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: str) -> dict[str, Vocab]:
-    """Gives vocabularies names, and checks their sizes.
+def named_vocabs(vocabs: Vocab | Sequence[Vocab], sizes: dict[str, int | None], model: str) -> dict[str, Vocab]:
+    """Gives vocabularies names, and checks their types and sizes.
 
     Args:
-        vocabs: the vocabularies.
+        vocabs: the vocabularies, or the only one.
         sizes: `{name: number of symbols that the model has}` in their order; `None` for any number.
         model: name of the model in messages.
 
@@ -38,13 +38,17 @@ def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: s
         `{name: vocabulary}`.
 
     Raises:
-        ParameterError: there are more or fewer vocabularies than `sizes`, or one has another size than in `sizes`.
+        ParameterError: there are more or fewer vocabularies than `sizes`, one is no `Vocab`, or one has another size
+            than in `sizes`.
     """
-    if len(vocabs) != len(sizes):
-        message = f"vocab must be [{', '.join(sizes)}] for {model}, got {len(vocabs)} of them"
-        raise ParameterError("vocab", len(vocabs), f"[{', '.join(sizes)}]", message)
-    named = dict(zip(sizes, vocabs, strict=True))
+    several: Any = vocabs if isinstance(vocabs, (list, tuple)) else [vocabs]
+    if len(several) != len(sizes):
+        message = f"vocab must be [{', '.join(sizes)}] for {model}, got {len(several)} of them"
+        raise ParameterError("vocab", len(several), f"[{', '.join(sizes)}]", message)
+    named = dict(zip(sizes, several, strict=True))
     for name, vocab in named.items():
+        if not isinstance(vocab, Vocab):
+            raise ParameterError(name, vocab, "a Vocab")
         if sizes[name] not in (None, len(vocab)):
             allowed = f"the {sizes[name]} symbols of the model"
             raise ParameterError(name, len(vocab), allowed, f"{name} must hold {allowed}, got {len(vocab)}")

@@ -7,15 +7,16 @@ Shapes:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import REPETITION_WINDOW
+from txl_tf.config import SamplingConfig
 from txl_tf.language.generation import Texts, generate_tokens
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.sampling import LONGEST_WINDOW, RANGES, Sampling, repeated, sampling_of_sequences, uniform_draws
+from txl_tf.language.sampling import SPECS, Sampling, repeated, sampling_of_sequences, uniform_draws
 from txl_tf.language.stopping import BEFORE, Stops, aligned, token_units
 from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary
 from txl_tf.serving.tables import GraphTokenizer
@@ -23,30 +24,14 @@ from txl_tf.serving.tables import GraphTokenizer
 MAX_STOPS = 8  # most stop strings of a row
 LONGEST_STOP = 64  # most tokens of a stop string of ids, and most bytes of a stop string of text
 
-# The options of a request, and their types.
 _INTS: Any = tf.TensorSpec([None], tf.int32)
-_FLOATS: Any = tf.TensorSpec([None], tf.float32)
-OPTIONS = {
-    "max_new_tokens": _INTS,
-    "temperature": _FLOATS,
-    "top_k": _INTS,
-    "top_p": _FLOATS,
-    "seed": _INTS,
-    "min_p": _FLOATS,
-    "repetition_penalty": _FLOATS,
-    "repetition_window": _INTS,
-}
+OPTIONS = {"max_new_tokens": _INTS, "seed": _INTS, **SPECS}  # the options of a request, and their types
 NUMBER = {"num_return_sequences": _INTS}  # a further option, of `generate` and `generate_texts`
 # The values of options that a request leaves out. One row stands for all rows.
 DEFAULTS = {
     "max_new_tokens": np.array([64], np.int32),
-    "temperature": np.array([1], np.float32),
-    "top_k": np.array([0], np.int32),
-    "top_p": np.array([1], np.float32),
     "seed": np.array([0], np.int32),
-    "min_p": np.array([0], np.float32),
-    "repetition_penalty": np.array([1], np.float32),
-    "repetition_window": np.array([REPETITION_WINDOW], np.int32),
+    **{name: np.array([getattr(SamplingConfig, name)], spec.dtype.as_numpy_dtype) for name, spec in SPECS.items()},
     "num_return_sequences": np.array([1], np.int32),
     "stop_ids": np.zeros([1, 0, 0], np.int32),
     "stop": np.array([[""]]),
@@ -56,11 +41,10 @@ _TABLE: Any = tf.TensorSpec([None, None], tf.int32)
 _TABLES: Any = tf.TensorSpec([None, None, None], tf.int32)
 _TOKEN: Any = tf.TensorSpec([], tf.int32)
 WRITE_SPECS = (_TABLE, _INTS, OPTIONS | NUMBER, Stops(_TOKEN, _TABLES, _TABLE, _TABLE))
+_CHECKS = {field.name: field.metadata["check"] for field in dataclasses.fields(SamplingConfig)}
 # The condition of each option, and the text that follows "must" in the message if it does not hold.
 _RANGES = {
-    **RANGES,
-    "top_k": (lambda x: x >= 0, "be 1 or more, or 0 for all"),
-    "repetition_window": (lambda x: (x >= 1) & (x <= LONGEST_WINDOW), f"lie between 1 and {LONGEST_WINDOW}"),
+    **{name: (check.test, check.what) for name, check in _CHECKS.items()},
     "num_return_sequences": (lambda x: x >= 1, "be 1 or more"),
 }
 

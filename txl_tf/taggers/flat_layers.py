@@ -95,7 +95,7 @@ class LatticeAttn(Attending, Layer):
         seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
-        check_heads("d_model", d_model, "n_head", n_head)
+        check_heads(d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
         self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
         options: dict[str, Any] = {"dtype": self.dtype_policy}

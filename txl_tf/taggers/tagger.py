@@ -11,7 +11,6 @@ Shapes:
 """
 
 import functools
-import inspect
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
@@ -35,6 +34,7 @@ from txl_tf.nn.checks import as_ids, check_tensors, checked_sizes
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_RATE, FREE_SEED, FREE_SWITCH
+from txl_tf.schema import keywords_of
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
@@ -285,8 +285,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             if len(inputs) == 1:
                 (inputs,) = inputs.values()
                 options["mask"] = mask
-        takes = inspect.signature(self.network.call).parameters
-        hidden = self.network(inputs, **{name: value for name, value in options.items() if name in takes})
+        taken = keywords_of(self.network.call)
+        hidden = self.network(inputs, **{name: value for name, value in options.items() if name in taken})
         return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
 
     @known_names
@@ -413,6 +413,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     measures = "the nll and the F1 of entities"
 
     takes = "as in fit(inputs, tags)"
+    unused_methods = {
+        "nll": "fit and evaluate compute it from emissions: override compute_loss",
+        "decode": "evaluate and entities decode emissions: override predict_step or test_step",
+    }
 
     @property
     def own_metrics(self) -> list[keras.metrics.Metric]:

@@ -156,7 +156,7 @@ class TenerAttn(Attending, Layer):
         key_position_term: bool = True, dropatt: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
-        check_heads("d_model", d_model, "n_head", n_head)
+        check_heads(d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
         one_of(ATTN_TYPES)("attn_type", attn_type)
         if attn_type == "adatrans" and (d_model // n_head % 2 or d_model // n_head < 4):

@@ -151,23 +151,17 @@ class AmongWorkers(TrainedModel):
 
         It is compiled once, unless `run_eagerly` is set.
         """
-        steps = self.__dict__.setdefault("_graphs", {})  # `Settings.drop_graphs` empties it
-        if name not in steps:
-            strategy = self.distribute_strategy
+        strategy = self.distribute_strategy
 
-            def one_step(iterator):
-                # A lambda, because `run` does not pass `self` to a method that has a decorator.
-                logs = strategy.run(lambda batch: getattr(self, name)(batch), args=(iterator.get_next(),))
-                # Not `name`: in Python 3.12 and 3.13, a comprehension over `name` hides it from the lambda.
-                return {key: replica_tensors(value)[0] for key, value in logs.items()}
+        def one_step(iterator):
+            # A lambda, because `run` does not pass `self` to a method that has a decorator.
+            logs = strategy.run(lambda batch: getattr(self, name)(batch), args=(iterator.get_next(),))
+            # Not `name`: in Python 3.12 and 3.13, a comprehension over `name` hides it from the lambda.
+            return {key: replica_tensors(value)[0] for key, value in logs.items()}
 
-            steps[name] = one_step if self.run_eagerly else tf.function(one_step, autograph=False)
-        return steps[name]
-
-    def drop_steps_of_workers(self, *names: str) -> None:
-        """Drops compiled steps, so that the next call compiles them again."""
-        for name in names:
-            self.__dict__.get("_graphs", {}).pop(name, None)
+        return self.cached_result(
+            name, lambda: one_step if self.run_eagerly else tf.function(one_step, autograph=False)
+        )
 
     def refuse_batch_of_workers(self, method: str) -> None:
         """Raises ParameterError if the model trains on several workers: `method`, for a single batch, needs one."""

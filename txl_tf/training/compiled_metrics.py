@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError, brief
@@ -112,6 +114,22 @@ def results_of(
         result = result_of(metric)
         results |= result if isinstance(result, dict) else {metric.name: result}
     return results
+
+
+def numbers_in(metrics: Iterable[keras.metrics.Metric]) -> np.ndarray:
+    """The values of all variables of metrics, one after the other, as one float64 array."""
+    values = [np.ravel(tf.convert_to_tensor(x).numpy()) for metric in metrics for x in metric.variables]
+    return np.concatenate([*values, []])
+
+
+def set_numbers(metrics: Iterable[keras.metrics.Metric], numbers: np.ndarray) -> None:
+    """Sets the variables of metrics to `numbers_in` them. Raises ParameterError if these are of other metrics."""
+    variables = [variable for metric in metrics for variable in metric.variables]
+    sizes = [math.prod(variable.shape) for variable in variables]
+    if sum(sizes) != len(numbers):
+        raise ParameterError("numbers", numbers, f"{sum(sizes)} numbers, as the metrics have")
+    for variable, values in zip(variables, np.split(numbers, np.cumsum(sizes)[:-1]), strict=True):
+        variable.assign(np.reshape(values, variable.shape).astype(variable.dtype))
 
 
 def refuse_taken_names(

@@ -146,11 +146,6 @@ def takes_by_position(method: Callable, n: int) -> bool:
     return True
 
 
-def takes_name(method: Callable, name: str) -> bool:
-    """Whether a method has an argument of this name. `**kwargs` does not count."""
-    return name in inspect.signature(getattr(method, "python_function", method)).parameters
-
-
 def refuse_hooks(model: Any, reasons: dict[str, str]) -> None:
     """Raises ParameterError if a user has overridden a hook that a model does not use.
 

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +19,18 @@ from txl_tf.kernels.fusion import fusing
 from txl_tf.training.distribution import any_worker, replica_tensors
 from txl_tf.training.keras_arguments import METRICS, is_overridden
 
-# The sums over an epoch at its start: weight * nll, weights, tokens left out, gradient norms, number of steps.
-NO_TOTALS = np.zeros(5)
+
+class Totals(NamedTuple):
+    """The sums over the steps of an epoch, in the order in which a tensor and checkpoints have them."""
+
+    nll: Any  # of weight * nll
+    tokens: Any  # of the weights
+    overflow: Any  # of the numbers of tokens left out
+    grad_norm: Any
+    steps: Any  # the number of steps
+
+
+NO_TOTALS = np.zeros(len(Totals._fields))
 
 
 @dataclasses.dataclass
@@ -34,7 +44,7 @@ class LoopState:
             its start, an evaluation in its first step.
         start: function of a number of rows that makes the first memory; `None` for a single batch.
         steps_left: how many steps an evaluation may still run; `None` if their number is not limited.
-        totals: the sums over the steps since `begin`, see `NO_TOTALS`.
+        totals: the sums over the steps since `begin`, see `Totals`.
         begun: whether `begin` was called. If not at a step, a user's own `reset_metrics` did not call the model's.
         own_sums: `{name: (sum, number of steps)}` of the additional logs of a user's own step.
         other_mems: `{number of rows: memory}` for batches with other numbers of rows than the first. Only models
@@ -98,11 +108,12 @@ class LoopState:
         The loss is the weighted mean over all tokens, 0 without tokens, and the metrics are computed from it.
         `overflow` is the number of tokens left out. The gradient norm and the additional logs are means over the steps.
         """
-        nll, tokens, overflow, grad_norm, steps = self.totals.numpy()
-        logs = {"loss": nll / tokens if tokens else 0.0, "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
-        logs |= metrics_of(tf.constant(logs["loss"]), self.log_names)
-        means = {name: total / steps for name, (total, steps) in self.own_sums.items()}
-        return {**{name: float(logs[name]) for name in self.log_names}, **{n: float(x) for n, x in means.items()}}
+        sums = Totals(*self.totals.numpy())
+        loss = sums.nll / sums.tokens if sums.tokens else 0.0
+        logs = {"loss": loss, "grad_norm": sums.grad_norm / max(sums.steps, 1), "overflow": sums.overflow}
+        logs |= metrics_of(tf.constant(loss), self.log_names)
+        means = {name: float(total) / steps for name, (total, steps) in self.own_sums.items()}
+        return {**{name: float(logs[name]) for name in self.log_names}, **means}
 
 
 def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tensor]:
@@ -205,7 +216,7 @@ class Steps:
             else:
                 own_logs[name] = tf.reduce_mean(tf.stack(values), 0)
         loss, tokens, overflow, grad_norm = (tf.cast(logs[name], totals.dtype) for name in names)
-        totals += tf.stack([loss * tokens, tokens, overflow, grad_norm, 1.0])
+        totals += tf.stack(Totals(loss * tokens, tokens, overflow, grad_norm, steps=1.0))
         logs |= metrics_of(logs["loss"], self.log_names)
         return {**{name: tf.cast(logs[name], self.zero.dtype) for name in self.log_names}, **own_logs}, mems, totals
 

@@ -34,7 +34,7 @@ from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training import fitting
-from txl_tf.training.compiled_metrics import refuse_taken_names, results_of
+from txl_tf.training.compiled_metrics import numbers_in, refuse_taken_names, results_of, set_numbers
 from txl_tf.training.distribution import (
     all_rows,
     divided,
@@ -58,10 +58,15 @@ from txl_tf.training.keras_arguments import (
 from txl_tf.training.loop import LoopState, Steps
 from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.trained_model import Turns
+from txl_tf.training.trained_model import SUMS, Turns
 
 # Arguments of `compile` that become attributes, except Keras's own.
 COMPILE_ARGUMENTS = ("gradient_accumulation_steps", "parallel_parts", "static_shapes", "bin_capacities")
+
+
+# Keys of `metric_totals`, besides `SUMS`.
+_OWN_LOG = f"{SUMS}:log:"  # beginning of the key of an additional log of a user's own step
+_USER_METRICS = f"{SUMS}:metrics"
 
 
 class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
@@ -502,13 +507,18 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     # --------------------------------------------------------------------------------------------- what is resumed
 
     @property
-    def metric_totals(self) -> np.ndarray:
-        """float64 array: the sums from which the logs of this epoch are computed."""
-        return self.loop.totals.numpy()
+    def metric_totals(self) -> dict[str, np.ndarray]:
+        own = {f"{_OWN_LOG}{name}": np.array([float(x) for x in pair]) for name, pair in self.loop.own_sums.items()}
+        metrics = self.user_metrics
+        return {SUMS: self.loop.totals.numpy(), **own, **({_USER_METRICS: numbers_in(metrics)} if metrics else {})}
 
-    def set_metric_totals(self, array: Any) -> None:
-        """Restores sums from `metric_totals`. A callback calls it after an epoch has begun."""
-        self.loop.totals = tf.constant(array, tf.float64)
+    def set_metric_totals(self, sums: dict[str, np.ndarray]) -> None:
+        self.loop.totals = tf.constant(sums[SUMS], tf.float64)
+        own = {key.removeprefix(_OWN_LOG): pair for key, pair in sums.items() if key.startswith(_OWN_LOG)}
+        self.loop.own_sums = {name: (float(total), int(steps)) for name, (total, steps) in own.items()}
+        if _USER_METRICS in sums:
+            with contextlib.suppress(ParameterError):  # other metrics than then start from zero
+                set_numbers(self.user_metrics, sums[_USER_METRICS])
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
         """`{"mems": ...}`: the memory of all replicas, `[n_layer, batch, mem_len, d_model]`.

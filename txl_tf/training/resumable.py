@@ -6,8 +6,7 @@ On one machine, Keras's own `fit` trains them. Several workers use `fit_among_wo
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -19,19 +18,27 @@ from txl_tf.config import at_least
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.schema import check_names
+from txl_tf.schema import check_names, keywords_of
 from txl_tf.training.among_workers import OWN_BATCHES, AmongWorkers
-from txl_tf.training.compiled_metrics import NO_METRICS, CompiledMetrics, names_of, refuse_taken_names, results_of
+from txl_tf.training.compiled_metrics import (
+    NO_METRICS,
+    CompiledMetrics,
+    names_of,
+    numbers_in,
+    refuse_taken_names,
+    results_of,
+    set_numbers,
+)
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
-from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks, takes_name
-from txl_tf.training.trained_model import Turns, apply_gradients
+from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks
+from txl_tf.training.trained_model import SUMS, Turns, apply_gradients
 from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 
 _REFUSED = {
     "loss_weights": "the loss is the model's own; sample_weight weighs rows and labels",
 }
-_HOOKS_REFUSED = {"stateless_compute_loss": "fit never calls it with TensorFlow: override compute_loss"}
+_NEVER_CALLED = {"stateless_compute_loss": "fit never calls it with TensorFlow: override compute_loss"}
 _HOOKS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # a step calls them
 
 
@@ -67,12 +74,15 @@ class Resumable(AmongWorkers):
     Attributes:
         measures: the names of the values that the model measures, for a message.
         takes: what `x` and `y` of `fit` are, for a message.
+        unused_methods: `{name: reason, and what to do instead}` of methods that a subclass must not override, because
+            some methods of the model compute the same without them.
         own_names: names of metrics that the model always measures. If `compile` gets one of them, it is ignored.
         loss_mean, grad_norm: metrics, the mean loss and the norm of the gradients. The subclass sets them.
     """
 
     measures: str = "loss"
     takes: str = "loss"
+    unused_methods: Mapping[str, str] = {}
     own_names: tuple[str, ...] = ()
     loss_mean: keras.metrics.Metric
     grad_norm: keras.metrics.Metric
@@ -116,9 +126,10 @@ class Resumable(AmongWorkers):
         Raises:
             ParameterError: `loss` or `loss_weights` is given, `steps_per_execution` is less than 1, a switch is neither
                 True nor False, a metric is not known to Keras, has a name that exists already or was made outside of
-                the strategy's scope, or the model overrides `stateless_compute_loss`, which Keras does not call.
+                the strategy's scope, or the model overrides `stateless_compute_loss`, which Keras does not call, or
+                one of `unused_methods`.
         """
-        refuse_hooks(self, _HOOKS_REFUSED)
+        refuse_hooks(self, {**_NEVER_CALLED, **self.unused_methods})
         if loss is not None:
             raise ParameterError("loss", loss, f"None: the model has its own, it measures {self.measures}")
         refuse("compile", {"loss_weights": loss_weights}, _REFUSED)
@@ -128,7 +139,7 @@ class Resumable(AmongWorkers):
         with self.distribute_strategy.scope():
             self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
         self.auto_scale_loss = auto_scale_loss
-        self.drop_steps_of_workers("train_step", "test_step")
+        self.drop_results("train_step", "test_step")
         super().compile(
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,
             steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
@@ -302,7 +313,7 @@ class Resumable(AmongWorkers):
         user's metric has the name of one of the library's.
         """
         with self._turns(method):
-            refuse_hooks(self, _HOOKS_REFUSED)
+            refuse_hooks(self, {**_NEVER_CALLED, **self.unused_methods})
             library_metrics = self._library_metrics
             names = dict.fromkeys(metric.name for metric in (*library_metrics, self.grad_norm))
             refuse_taken_names(self, (*library_metrics, self.grad_norm), names)
@@ -344,7 +355,7 @@ class Resumable(AmongWorkers):
         if changed and compiled is not None:
             make(force=True)
         if changed:
-            self.drop_steps_of_workers(f"{kind}_step")
+            self.drop_results(f"{kind}_step")
 
     def _watch(self, arguments: dict[str, Any]) -> None:
         """Adds a `_Watch` to the callbacks in the arguments of `fit`, `evaluate` or `predict`."""
@@ -482,7 +493,7 @@ class Resumable(AmongWorkers):
         """This replica's share of the loss from a user's `compute_loss`; `None` if the user has not overridden it."""
         if not is_overridden(self, "compute_loss"):
             return None
-        options = {"training": training} if takes_name(self.compute_loss, "training") else {}
+        options = {"training": training} if "training" in keywords_of(self.compute_loss) else {}
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
         return tf.cast(loss, self.loss_dtype) / self.distribute_strategy.num_replicas_in_sync
 
@@ -608,26 +619,11 @@ class Resumable(AmongWorkers):
     # ----------------------------------------------------------------------------------------- stopping and resuming
 
     @property
-    def metric_totals(self) -> np.ndarray:
-        """float64 array: the sums from which the logs of this epoch are computed."""
-        sums = [np.ravel(tf.convert_to_tensor(variable).numpy()) for variable in self._sums]
-        return np.concatenate(sums).astype(np.float64)
+    def metric_totals(self) -> dict[str, np.ndarray]:
+        return {SUMS: numbers_in(self.metrics)}
 
-    def set_metric_totals(self, array: np.ndarray) -> None:
-        """Restores sums from `metric_totals`.
-
-        Callbacks call it after an epoch has begun, and after an evaluation, which resets the metrics.
-        """
-        sizes = [math.prod(variable.shape) for variable in self._sums]
-        if sum(sizes) != len(array):
-            raise ParameterError("array", array, f"{sum(sizes)} numbers, as metric_totals has")
-        for variable, values in zip(self._sums, np.split(array, np.cumsum(sizes)[:-1]), strict=True):
-            variable.assign(np.reshape(values, variable.shape).astype(variable.dtype))
-
-    @property
-    def _sums(self) -> list[keras.Variable]:
-        """The variables of all metrics."""
-        return [variable for metric in self.metrics for variable in metric.variables]
+    def set_metric_totals(self, sums: dict[str, np.ndarray]) -> None:
+        set_numbers(self.metrics, sums[SUMS])
 
 
 class _Watch(keras.callbacks.Callback):

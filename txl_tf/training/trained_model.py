@@ -19,6 +19,8 @@ from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.optimization import count_of_batches
 
+SUMS = "window"  # key in a checkpoint: the sums of the current interval of steps. Further sums are in "window:..."
+
 # Arguments of `keras.Model.compile` that become attributes of the model.
 _KERAS_ARGUMENTS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
 
@@ -80,7 +82,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
     stop_requested = False
     auto_scale_loss = True
     carried_names: tuple[str, ...] = ()
-    _hooks_of: dict[str, list[Any]] | None = None  # `{compiled function: the methods that it was made with}`
+    _hooks_of: dict[str, list[Any]] | None = None  # `{compiled function: what it was made with}`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -177,7 +179,10 @@ class TrainedModel(Unquantized, MixedIntoModel):
             raise ParameterError(name, steps, allowed)
 
     def hooks_changed(self, function: str, *names: str) -> bool:
-        """Whether a method that a compiled function calls was replaced since the last check of that function.
+        """Whether what a compiled function was made with has changed since the last check of that function.
+
+        That is: the methods that it calls, `run_eagerly` and `jit_compile`; for training also the optimizer and which
+        weights are trainable.
 
         Args:
             function: name of the compiled function, such as "train_function". Its first check returns `False`.
@@ -185,11 +190,15 @@ class TrainedModel(Unquantized, MixedIntoModel):
         """
         methods = [getattr(self, name) for name in names]
         # Functions instead of bound methods, which would keep the model alive.
-        functions = [getattr(method, "__func__", method) for method in methods]
+        made_with = [getattr(method, "__func__", method) for method in methods]
+        made_with += [self.run_eagerly, self.jit_compile]
+        if function == "train_function":
+            # Keras compares variables by their values.
+            made_with += [getattr(self, "optimizer", None), *map(id, self.trainable_variables)]
         self._hooks_of = self._hooks_of or {}
-        before = self._hooks_of.get(function, functions)
-        self._hooks_of[function] = functions
-        return functions != before
+        before = self._hooks_of.get(function, made_with)
+        self._hooks_of[function] = made_with
+        return made_with != before
 
     # ------------------------------------------------------------------------------------------------------- one step
 
@@ -234,6 +243,21 @@ class TrainedModel(Unquantized, MixedIntoModel):
     def training_logs(self) -> dict[str, float]:
         """The logs of the current epoch, aggregated over its training steps."""
         return {name: float(value) for name, value in self.get_metrics_result().items()}
+
+    @property
+    def metric_totals(self) -> dict[str, np.ndarray]:
+        """`{key in a checkpoint: float64 array}` of the sums from which the logs of this epoch are computed.
+
+        All workers must call it.
+        """
+        raise NotImplementedError
+
+    def set_metric_totals(self, sums: dict[str, np.ndarray]) -> None:
+        """Restores sums from `metric_totals`.
+
+        Callbacks call it after an epoch has begun, and after an evaluation, which resets metrics.
+        """
+        raise NotImplementedError
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
         """`{name: array}` of the state that is carried from batch to batch, without weights and optimizer.

@@ -205,6 +205,7 @@ class HiddenStateCache(DecodingCache):
             allowed = "False for a call without padding_mask, which prompts of unequal length need"
             raise ParameterError("static_shapes", True, allowed)
 
+        @tf.autograph.experimental.do_not_convert  # eager `map_fn` would convert all that it calls
         def read_row(b: Any) -> tuple[Any, Any]:
             """Reads the prompt of row b. Returns the output for its last token, and the row's memory."""
             outputs, new_mems = self.lm.outputs(prompt[b : b + 1, : lengths[b]], [mem[b : b + 1] for mem in mems])

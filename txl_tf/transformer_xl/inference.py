@@ -148,6 +148,7 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
             return tf.stack([attend_row(b) for b in range(batch)])
         return tf.stack(at_the_same_time(attend_row, [(tf.constant(b),) for b in range(batch)]))
     spec = tf.TensorSpec(q.shape[1:], q.dtype)
+    attend_row = tf.autograph.experimental.do_not_convert(attend_row)  # eager `map_fn` would convert all that it calls
     return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=1)
 
 

@@ -507,20 +507,19 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             return embeddings if added is None else embeddings + added, mlen
         return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)
 
-    def positions(self, length: Size, zero: Size = 0) -> Any:
-        """Computes the result of `position_table`. A subclass may override it.
-
-        Call it on the class: the attribute `positions` of an instance is the name of its scheme.
-        """
-        return self.scheme.table(self, length, zero)
-
     def position_table(self, length: Size, zero: Size = 0) -> Any:
         """The table of the scheme: rows for `length` distances, farthest first, or for `length` positions in a segment.
+
+        A subclass may override it.
 
         Returns:
             `[1, length, d_model]`, float32, or float64 if the network computes in it.
         """
-        return type(self).positions(self, length, zero)
+        return type(self).positions(self, length, zero)  # `self.positions` is the name of the scheme
+
+    def positions(self, length: Size, zero: Size = 0) -> Any:
+        """The name of `position_table` before 0.1.0. An override of it in a subclass still works."""
+        return self.scheme.table(self, length, zero)
 
     def biases(self, i: int) -> tuple[Any, ...]:
         """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
@@ -529,8 +528,11 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
 
     def check_segment(self, length: int | None) -> None:
         """Raises ParameterError if a segment of a known length is longer than the library's table of positions."""
-        of_library = type(self).positions is TransformerXL.positions and isinstance(self.scheme, Learned)
-        if of_library and length is not None and not self.scheme.overrides("enter", "table", base=Learned):
+        cls = type(self)
+        own_table = (cls.position_table, cls.positions) != (TransformerXL.position_table, TransformerXL.positions)
+        if length is None or own_table or not isinstance(self.scheme, Learned):
+            return
+        if not self.scheme.overrides("enter", "table", base=Learned):
             self.scheme.checked_segment(self, length)
 
     def memory_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:

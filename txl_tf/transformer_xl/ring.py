@@ -191,6 +191,7 @@ def attend_ring(
     size: Any = QUERY_BLOCK if static_len is not None else tf.minimum(tgt_len, QUERY_BLOCK)
     selects = not static_shapes and view.max_distance is not None
 
+    @tf.autograph.experimental.do_not_convert  # eager `map_fn` would convert all that it calls
     def attend_from(start: Tensor) -> Any:
         """Attends from the block of queries that begins at `start`. The last query fills up the last block."""
         query = tf.minimum(start + tf.range(size), tgt_len - 1)

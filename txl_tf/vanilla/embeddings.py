@@ -16,12 +16,22 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.nn.arguments import LayerOptions, stored
+from txl_tf.nn.arguments import LayerOptions, refusing, stored
 from txl_tf.nn.base import Layer
 from txl_tf.nn.checks import as_ids, check_sizes, check_tensors, checked_length
 from txl_tf.nn.positions import positional_encoding
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.nn.tied import Shared, Tied
+
+
+def _refuse_width_first(_name: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Raises ParameterError for the order `Embeddings(d_model, vocab)`: the first argument is smaller."""
+    if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
+        message = (
+            f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, which is not smaller: "
+            "write vocab= and d_model="
+        )
+        raise ParameterError("vocab", args[0], f"not smaller than d_model={args[1]} by position", message)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -59,18 +69,7 @@ class Embeddings(Shared, Layer):
 
     lut: Any
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # This check is not in `__init__`, because that cannot tell positional arguments from keywords.
-        # A subclass with a constructor of its own may have another order.
-        has_this_order = cls.__init__ is Embeddings.__init__
-        if has_this_order and len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
-            message = (
-                f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, which is not smaller: "
-                "write vocab= and d_model="
-            )
-            raise ParameterError("vocab", args[0], f"not smaller than d_model={args[1]} by position", message)
-        return super().__new__(cls, *args, **kwargs)
-
+    @refusing(_refuse_width_first)
     @stored
     def __init__(
         self, vocab: int, d_model: int, embeddings_initializer: Any = None, mask_zero: bool = False,
@@ -134,6 +133,22 @@ class EmbeddingLogits(Tied, Layer):
         return (*hidden_shape[:-1], self.vocab)
 
 
+def _refuse_rate_second(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises ParameterError for the arguments of another common constructor, `(d_model, dropout, max_len)`."""
+    if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
+        argument, rate, allowed = "max_len", args[1], "a positive integer, given once"
+    elif "dropout" in kwargs:
+        argument, rate, allowed = "dropout", kwargs["dropout"], "given as rate="
+    else:
+        return
+    width = args[0] if args else kwargs.get("d_model")
+    message = (
+        f"{argument} must be {allowed}, got {rate}; the order (d_model, dropout, max_len) is written "
+        f"{name}({width}, rate={rate}, max_len=...)"
+    )
+    raise ParameterError(argument, rate, allowed, message)
+
+
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionalEncoding(Layer):
     """Adds sinusoids of the positions, then applies dropout (Vaswani et al. 2017, section 3.5).
@@ -170,28 +185,7 @@ class PositionalEncoding(Layer):
 
     free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # Finds arguments of another common signature, (d_model, dropout, max_len). `__init__` cannot do it: it does not
-        # know which arguments were positional. A subclass with a constructor of its own may have this signature.
-        if cls.__init__ is not PositionalEncoding.__init__:
-            return super().__new__(cls, *args, **kwargs)
-        misplaced = None
-        allowed = "a positive integer, given once"
-        if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
-            misplaced = ("max_len", args[1])
-        elif "dropout" in kwargs:
-            misplaced = ("dropout", kwargs["dropout"])
-            allowed = "given as rate="
-        if misplaced is not None:
-            name, rate = misplaced
-            width = args[0] if args else kwargs.get("d_model")
-            message = (
-                f"{name} must be {allowed}, got {rate}; the order (d_model, dropout, max_len) is written "
-                f"{cls.__name__}({width}, rate={rate}, max_len=...)"
-            )
-            raise ParameterError(name, rate, allowed, message)
-        return super().__new__(cls, *args, **kwargs)
-
+    @refusing(_refuse_rate_second)
     @stored
     def __init__(
         self, d_model: int, max_len: int = 5000, rate: float = 0.0, seed: int | None = None,

@@ -81,7 +81,7 @@ def generate(
         if value is not None and not temperature:
             where = "for a beam search" if searches else "with a temperature of 0, which draws nothing"
             raise ParameterError(name, value, f"None {where}")
-    sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
+    sampling = check_sampling(len(source), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     # NumPy's integers may have another dtype than int32.
     n_tokens, start, end, beam_size = int(n_tokens), int(start), -1 if end is None else int(end), int(beam_size)
     # The arguments become tensors, because every value of a Python number would get its own graph.

@@ -23,7 +23,7 @@ from txl_tf.kernels.attending import attention_probs
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.nn.arguments import LayerOptions, stored
+from txl_tf.nn.arguments import LayerOptions, refusing, stored
 from txl_tf.nn.base import CachedMemory, Layer
 from txl_tf.nn.checks import check_heads, check_length, check_tensors, shown
 from txl_tf.nn.masks import (
@@ -153,13 +153,13 @@ def heads_of(x: Tensor, linears: Sequence[Any], num_heads: int) -> list[Tensor]:
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))  # n tensors [H, B, any, D]
 
 
-def _refuse_keras_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises ParameterError if a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`.
+def _refuse_keras_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises ParameterError if the constructor of the class `name` gets those of Keras's layer, `(num_heads, key_dim)`.
 
     It recognises the name `key_dim`. By position, it recognises them only if the first is smaller than the second:
     `d_model` cannot be smaller than `num_heads`.
     """
-    call = "MultiHeadAttention(d_model={}, num_heads={})"
+    call = name + "(d_model={}, num_heads={})"
     if "key_dim" in kwargs:
         depth = kwargs["key_dim"]
         heads = kwargs.get("num_heads", args[0] if args else None)
@@ -229,17 +229,13 @@ class MultiHeadAttention(Layer):
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is MultiHeadAttention:  # a subclass may have other arguments
-            _refuse_keras_arguments(args, kwargs)
-        return super().__new__(cls, *args, **kwargs)
-
+    @refusing(_refuse_keras_arguments)
     @stored
     def __init__(
         self, d_model: int, num_heads: int, rate: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions]
     ) -> None:
         super().__init__(**kwargs)
-        check_heads("d_model", d_model, "num_heads", num_heads)
+        check_heads(d_model, "num_heads", num_heads)
         self.start_keys(seed, rate=rate)
         self.depth = d_model // num_heads
         self.wq = Linear(d_model, dtype=self.dtype_policy, name="wq")

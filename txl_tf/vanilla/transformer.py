@@ -352,6 +352,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """Logits of hidden states, `[..., E]` to `[..., V]`: float32, or float64 if the hidden states are float64."""
         if self.final_layer is None:
             return self.target_embedding.logits(hidden)
+        if not is_library(self.final_layer, Linear):  # a layer of the user
+            return at_least_float32(self.final_layer(hidden))
         kernel = tf.cast(self.final_layer.kernel, hidden.dtype)
         products = at_least_float32(project(hidden, kernel))
         bias = tf.cast(self.final_layer.bias, products.dtype)
@@ -363,6 +365,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     measures = "the mean nll and the accuracy"
     own_names = ("accuracy",)
     takes = "as in fit(source, target) or fit((source, target_in), target_out)"
+    unused_methods = {
+        "forward": "the call and the steps do not use it: override call",
+        "loss_of": "the steps do not use it: override compute_loss",
+    }
 
     @property
     def own_metrics(self) -> list[keras.metrics.Metric]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from txl_tf.config import SearchConfig, TransformerConfig, at_least
 from txl_tf.data.batching import by_length, in_order, padded
-from txl_tf.data.lines import LINE, LineError, answers, encoded, sentence_of
+from txl_tf.data.lines import LINE, LineError, answers, encoded, in_blocks, sentence_of
 from txl_tf.data.pairs.lengths import STEP, group_ends, rounded, target_limits
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID, encode_lines
 from txl_tf.data.vocabulary import Vocab
@@ -200,7 +201,8 @@ class Translator:
             ValueError: a source is empty, too long or not UTF-8, or it has a symbol that is reserved, or that is not in
                 a vocabulary without an unknown symbol.
         """
-        return self._search(list(encoded(sources, self.encode, name)))
+        lines = itertools.chain.from_iterable(in_blocks(sources if isinstance(sources, Sized) else [*sources]))
+        return self._search(list(encoded(lines, self.encode, name)))
 
     def translate_lines(
         self, sources: Iterable[str | bytes | None], name: str = "source", strict: bool = True,
@@ -229,7 +231,7 @@ class Translator:
         """
         source_ids = self.encode(source)
         target_ids = np.array([END_ID])
-        if target:
+        if target not in ("", b""):
             target_ids = encode_lines(self.target_vocab, [f"{sentence_of(target)}\n"], "target").ids
         max_len = self.model.max_len
         if len(target_ids) > max_len + 1:

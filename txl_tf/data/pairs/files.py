@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from txl_config.data import PairFilesConfig
+from txl_tf.data import inputs
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.errors import ParameterError, shortened
 from txl_tf.schema import check_left_out
@@ -116,7 +117,7 @@ class PairReader:
                 is no `skip_bad_lines`; no pair is left; ...: names file and line.
             FileNotFoundError: a file does not exist.
         """
-        paths = path.split(",") if isinstance(path, str) else list(map(str, path))
+        paths = pair_paths(path)
         skipped = Skipped()
         if len(paths) > 2:
             allowed = "in one file, or in two of sources and targets"
@@ -214,6 +215,13 @@ class PairReader:
             if level == "word" and not set(line.split()).isdisjoint(RESERVED):
                 return "with reserved words", f"the {side} has one of {', '.join(RESERVED)}, which are no text"
         return None
+
+
+def pair_paths(path: str | Iterable[str]) -> list[str]:
+    """Returns the paths in `path`, a list or a text with commas. An existing file may have commas in its name."""
+    paths = path.split(",") if isinstance(path, str) else list(map(str, path))
+    whole = ",".join(paths)
+    return [whole] if len(paths) > 1 and not inputs.exists(paths[0]) and inputs.exists(whole) else paths
 
 
 def read_lines(path: str) -> list[str]:

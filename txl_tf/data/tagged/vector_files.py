@@ -167,8 +167,9 @@ def _open_text(
     lines = ((number, line.rstrip(" \t")) for number, line in lines)
     lines = ((number, line) for number, line in lines if line)
     first = list(itertools.islice(lines, _SAMPLE))
-    # The width in the header, or `None` without a header.
-    declared = int(first.pop(0)[1].split()[1]) if first and first[0][0] == 1 and is_header(first[0][1]) else None
+    # The number and the width of the vectors in the header, or `None` without a header.
+    has_header = first and first[0][0] == 1 and is_header(first[0][1])
+    n_vectors, declared = map(int, first.pop(0)[1].split()) if has_header else (None, None)
     if not first:
         raise ParameterError(option, path, "a file of vectors", f"{path} has no vectors")
     counts = [_count_numbers(line) for _, line in first]
@@ -177,12 +178,19 @@ def _open_text(
         message = f"{path}, line 1 says that vectors have {declared} numbers, but line {first[0][0]} has {usual}"
         raise ParameterError(option, path, f"vectors of {declared} numbers", message)
     dim = usual if declared is None else declared
-    return dim, _text_vectors(path, itertools.chain(first, lines), dim, wanted)
+    return dim, _text_vectors(path, itertools.chain(first, lines), n_vectors or 0, dim, wanted)
 
 
-def _text_vectors(path: str, lines: Iterable, dim: int, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields `(word, vector)` for the wanted words. The last `dim` fields of a line are the vector."""
+def _text_vectors(
+    path: str, lines: Iterable, n_vectors: int, dim: int, wanted: Collection[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields `(word, vector)` for the wanted words. The last `dim` fields of a line are the vector.
+
+    The file must have at least `n_vectors` lines.
+    """
+    count = 0
     for number, line in lines:
+        count += 1
         if line.count(" ") == dim > 0 and "\t" not in line:  # most lines; this way is faster
             word, _, numbers = line.partition(" ")
             fields = None
@@ -197,6 +205,9 @@ def _text_vectors(path: str, lines: Iterable, dim: int, wanted: Collection[str])
             word = " ".join(fields[:-dim])
         if word in wanted:
             yield word, _parse(numbers.split(" ") if fields is None else fields[-dim:], path, number)
+    if count < n_vectors:
+        message = f"{path} is not whole: line 1 says that it has {n_vectors:,} vectors, but it has {count:,}"
+        raise ParameterError(path, count, f"{n_vectors} vectors", message)
 
 
 def _count_numbers(line: str) -> int:

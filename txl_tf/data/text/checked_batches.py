@@ -250,7 +250,7 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
         if longest is not None:
             text = f"segments of an evaluation must not be longer than the first, {longest}, found"
             checks.append((shape[1] <= longest, [text, shape[1]]))
-        ignored = _is_ignored(labels) if ignoring else tf.zeros_like(labels, tf.bool)
+        ignored = is_ignored(labels) if ignoring else tf.zeros_like(labels, tf.bool)
         labels = tf.where(ignored, tf.zeros_like(labels), labels)
         for name, ids in (("tokens", tokens), ("labels", labels)):
             smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
@@ -269,7 +269,7 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
     return check
 
 
-def _is_ignored(labels: Any) -> Any:
+def is_ignored(labels: Any) -> Any:
     """Returns which labels are `IGNORED`: bool, of their shape. No unsigned integer is `IGNORED`."""
     return labels == IGNORED if labels.dtype.min < 0 else tf.zeros_like(labels, tf.bool)
 
@@ -438,13 +438,14 @@ def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
     Raises:
         ParameterError: the weights have another shape, or one is negative or not finite.
     """
-    if sample_weight is None and (labels != IGNORED).all():
-        return None
-    if sample_weight is not None:
-        weights = as_array("sample_weight", sample_weight, "numbers [batch] or [batch, tgt_len]")
-        check_weights_fit(weights, labels)
-        check_values("sample_weight", sample_weight, weights.astype(np.float32))
-    return weights_of_labels(sample_weight, tf.constant(labels)).numpy()
+    counted = (labels != IGNORED).astype(np.float32)
+    if sample_weight is None:
+        return None if counted.all() else counted
+    weights = as_array("sample_weight", sample_weight, "numbers [batch] or [batch, tgt_len]")
+    check_weights_fit(weights, labels)
+    weights = weights.astype(np.float32)
+    check_values("sample_weight", sample_weight, weights)
+    return counted * (weights[:, None] if weights.ndim == 1 else weights)
 
 
 def check_values(name: str, value: Any, weights: np.ndarray) -> None:
@@ -469,17 +470,6 @@ def check_weights_fit(sample_weight: Any, labels: Any) -> None:
     if not _weights_fit(sample_weight, tf.TensorShape(labels.shape)):
         allowed = f"numbers [batch] or [batch, tgt_len] = {[*labels.shape]}"
         raise tensor_error("sample_weight", sample_weight, allowed)
-
-
-def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
-    """Returns weights as `check_weights` does, for graphs, never `None`. It checks only a shape of unknown rank."""
-    counts = tf.cast(~_is_ignored(labels), tf.float32)
-    if sample_weight is None:
-        return counts
-    weights = tf.cast(sample_weight, tf.float32)
-    if weights.shape.rank is None:
-        weights, _ = _weights_for(labels, weights)
-    return counts * (weights[:, None] if weights.shape.rank == 1 else weights)
 
 
 @contextlib.contextmanager

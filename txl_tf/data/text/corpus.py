@@ -23,6 +23,7 @@ import numpy as np
 
 from txl_config.data import INFO_FILE
 from txl_tf.config import DATASETS, TextConfig, at_least
+from txl_tf.config.checks import check_integer
 from txl_tf.data.subwords import load_vocab
 from txl_tf.data.text import datasets, encoding
 from txl_tf.data.text.download import fetch
@@ -32,7 +33,7 @@ from txl_tf.data.text.prepared_folder import (
     check_free,
     check_same,
     check_sums,
-    inputs_of,
+    described_inputs,
     new_files,
     progress_bar,
     read_prepared_info,
@@ -213,7 +214,7 @@ def prepare(
     with new_files(data_dir) as folder:
         read = recipe.counted + [path for paths in recipe.files.values() for path in paths]
         progress = progress_bar(sum(size_of(path) or 0 for path in read)) if verbose and dataset != "pydoc" else None
-        _write_corpus(folder, recipe, inputs_of(recipe, data_dir), shard_tokens, workers, progress)
+        _write_corpus(folder, recipe, described_inputs(recipe, data_dir), shard_tokens, workers, progress)
     return load_corpus(data_dir)
 
 
@@ -267,7 +268,7 @@ def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
 def _write_corpus(
     folder: str,
     recipe: datasets.Recipe,
-    inputs: dict[str, int | None],
+    inputs: dict[str, Any],
     shard_tokens: int | None,
     workers: Any,
     progress: Progress | None = None,
@@ -277,7 +278,7 @@ def _write_corpus(
     Args:
         folder: the empty folder.
         recipe: files and rules of the text.
-        inputs: the inputs in corpus-info.json, see `inputs_of`.
+        inputs: see `write_files`.
         shard_tokens, workers: as in `prepare`.
         progress: called with the number of bytes of each piece of the text, in the pass that counts tokens and in the
             pass that encodes them.
@@ -368,8 +369,8 @@ def prepare_ids(
         # python train.py --data_dir=data/mine --model_dir=runs/mine
 
     Args:
-        ids: `{split: ids}` for the splits train and perhaps valid and test. The ids are an array of integers `[n]`, or
-            an iterable of such arrays.
+        ids: `{split: ids}` for the splits train and perhaps valid and test. The ids are an array or a list of integers
+            `[n]`, or an iterable of such arrays.
         data_dir: a folder without a corpus, local or remote; created if it does not exist.
         vocab: vocabulary of the ids. By default, the symbols of the ids are their numbers, so that a text is a list
             of numbers: "12 7 300".
@@ -384,13 +385,18 @@ def prepare_ids(
     if not isinstance(ids, Mapping) or "train" not in ids or not ids.keys() <= {"train", "valid", "test"}:
         allowed = "a dictionary of the splits train, valid and test, with train"
         raise ParameterError("ids", ids, allowed, f"ids must be {allowed}, got {brief(ids)}")
+    if vocab is not None and not isinstance(vocab, Vocab):
+        raise ParameterError("vocab", vocab, "a Vocab")
     if vocab is not None and n_token is not None:
         raise ParameterError("n_token", n_token, "left out with vocab")
     if read_prepared_info(data_dir) is not None:
         raise ParameterError("data_dir", data_dir, "a folder that is not prepared yet")
     check_free(data_dir, vocab.level if vocab else "word")
-    given = {split: [ids[split]] if hasattr(ids[split], "dtype") else ids[split] for split in ids}
-    arrays = {split: [_checked_ids(split, array) for array in parts] for split, parts in given.items()}
+    if n_token is not None:
+        check_integer("n_token", n_token, 1)
+    if shard_tokens is not None:
+        check_integer("shard_tokens", shard_tokens, 1)
+    arrays = {split: [_checked_ids(split, array) for array in _arrays_of(split, ids[split])] for split in ids}
     for split, parts in arrays.items():
         if sum(map(len, parts)) < 2:
             raise ParameterError("ids", split, "at least two ids in each split", f"ids has too few ids in {split}")
@@ -408,6 +414,19 @@ def prepare_ids(
         options = {"level": vocab.level, "own_ids": True}
         write_files(folder, "text", vocab, [], pieces, options, {}, shard_tokens)
     return load_corpus(data_dir)
+
+
+def _arrays_of(split: str, ids: Any) -> Iterable:
+    """Returns the arrays of a split: its only one, perhaps a list of numbers, or those of an iterable.
+
+    Raises ParameterError if the ids are neither.
+    """
+    if hasattr(ids, "dtype") or (isinstance(ids, (list, tuple)) and len(ids) > 0 and np.ndim(ids[0]) == 0):
+        return [ids]
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        message = f"ids[{split!r}] must be integers [n], got {brief(ids)}"
+        raise ParameterError("ids", ids, "integers [n]", message)
+    return ids
 
 
 def _checked_ids(split: str, array: Any) -> np.ndarray:

@@ -70,6 +70,8 @@ class _Info:
         sizes: split -> values of its `TextSize`, if they are known.
         sha256: name of the vocabulary's file or of a token file -> its checksum; older folders have none.
         joined_sha256: with `shard_tokens`, split -> checksum of the one file that its shards would make.
+        input_times, input_sha256: local file of the text -> time of its last change in nanoseconds, and its checksum.
+            Folders of earlier versions have none.
     """
 
     vocab_size: int = dataclasses.field(metadata={"check": at_least(1)})
@@ -84,6 +86,8 @@ class _Info:
     sizes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     sha256: dict[str, str] = dataclasses.field(default_factory=dict)
     joined_sha256: dict[str, str] = dataclasses.field(default_factory=dict)
+    input_times: dict[str, int] = dataclasses.field(default_factory=dict)
+    input_sha256: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _check_info(info: dict[str, Any]) -> None:
@@ -174,7 +178,7 @@ def write_files(
     cutoffs: list[int],
     pieces: Iterable,
     options: dict[str, Any],
-    inputs: dict[str, int | None],
+    inputs: dict[str, Any],
     shard_tokens: int | None = None,
 ) -> dict[str, int]:
     """Writes the files of a prepared corpus to a local folder; returns `{split: number of its tokens}`.
@@ -187,7 +191,7 @@ def write_files(
         pieces: `Piece`s, or tuples of their fields. Those of different shards may be mixed; the pieces of one shard are
             in the order of its text.
         options: see `Recipe.options`.
-        inputs: `{file: size in bytes}` of the text, to detect later that it has changed.
+        inputs: entries of corpus-info.json by which a change of the text is detected later, see `described_inputs`.
         shard_tokens: largest number of tokens in a file. `None`: one file for each split; but with `"num_shuffle"` in
             `options`, one file for each shard of train.
     """
@@ -220,7 +224,7 @@ def write_files(
         "files": files,
         "vocab": vocab.get_config(),
         "options": options,
-        "inputs": inputs,
+        **{"inputs": {}, **inputs},
         "sizes": datasets.measured(dataset, {split: extent.size for split, extent in extents.items()}),
         "sha256": {name: sha256(f"{folder}/{name}") for name in all_names},
     }
@@ -255,6 +259,15 @@ def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
 
     paths = map(absolute, datasets.all_files(recipe))
     return {path.removeprefix(f"{absolute(data_dir)}/"): size_of(path) for path in paths}
+
+
+def described_inputs(recipe: datasets.Recipe, data_dir: str) -> dict[str, Any]:
+    """Returns the entries `inputs`, `input_times` and `input_sha256` of corpus-info.json for the files of a recipe."""
+    sizes = inputs_of(recipe, data_dir)
+    paths = {name: os.path.join(data_dir, name) for name in sizes if name != datasets.PYDOC}
+    paths = {name: path for name, path in paths.items() if not is_remote(path) and os.path.isfile(path)}
+    times = {name: os.stat(path).st_mtime_ns for name, path in paths.items()}
+    return {"inputs": sizes, "input_times": times, "input_sha256": {name: sha256(paths[name]) for name in paths}}
 
 
 def progress_bar(n_bytes: int) -> Callable[[int], None]:
@@ -367,14 +380,16 @@ def new_files(data_dir: str) -> Iterator[str]:
 def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> None:
     """Checks that the folder was prepared by this recipe. A file of the text that no longer exists is ignored.
 
+    A local file is read only if the time of its last change differs: it may have the same text as before.
+
     Args:
         data_dir: the prepared folder.
         info: its corpus-info.json.
         recipe: the requested preparation.
 
     Raises:
-        ParameterError: an argument, or the size of a file, differs. The error names the first difference; its message
-            lists all of them.
+        ParameterError: an argument, or the size or the checksum of a file, differs. The error names the first
+            difference; its message lists all of them.
     """
     existing = {"dataset": info["dataset"], **info["options"], "raw_text": info["vocab"].get("raw_text", True)}
     requested = {"dataset": recipe.dataset, **recipe.options, "raw_text": recipe.vocab_options.get("raw_text", True)}
@@ -384,6 +399,12 @@ def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> 
         sizes = {**info["inputs"], **sizes}
     for values, inputs in ((existing, info["inputs"]), (requested, sizes)):
         values.update({f"size of {name}": size for name, size in inputs.items()})
+    for name, time in info.get("input_times", {}).items():
+        path = os.path.join(data_dir, name)
+        is_same_size = sizes.get(name) == info["inputs"].get(name)
+        if is_same_size and os.path.isfile(path) and os.stat(path).st_mtime_ns != time:
+            existing[f"checksum of {name}"] = info["input_sha256"].get(name)
+            requested[f"checksum of {name}"] = sha256(path)
     names = dict.fromkeys([*existing, *requested])
     differing = [name for name in names if existing.get(name) != requested.get(name)]
     if differing:

@@ -50,6 +50,7 @@ _LOOK_AT = 20  # lines, or elements of an array, that decide the kind of a file
 _MOST_TO_LOOK_AT = 1 << 26  # bytes of a file; if they do not decide, it is judged as if it ended there
 _MOST_NAMES = 10  # names of fields in a message
 _SPACE = re.compile(r"\s*")
+_EMPTY_ZIP = b"PK\x05\x06"  # first bytes of a zip archive without files
 _UNREADABLE = (
     gzip.BadGzipFile,
     zipfile.BadZipFile,
@@ -600,7 +601,12 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
     """Opens a zip archive for the block. Raises ParameterError if it is empty or damaged."""
-    if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is about a negative position
+    # For the first two errors, zipfile's own message is about a negative position.
+    if inputs.exists(path) and not inputs.size(path):
         raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
-    with _opened(path) as file, zipfile.ZipFile(file) as archive:
-        yield archive
+    with _opened(path) as file:
+        if file.read(len(_EMPTY_ZIP)) == _EMPTY_ZIP:
+            raise ParameterError(path, None, "an archive of files", f"{path} has no file")
+        file.seek(0)
+        with zipfile.ZipFile(file) as archive:
+            yield archive

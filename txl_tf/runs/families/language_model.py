@@ -303,14 +303,14 @@ class LanguageModelRun(Run):
         # The file `token_nll` is for the last split, the one of `eval_split`.
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
-        by_segments: Any = results["valid"]
+        by_segments = results["valid"]
         # A sliding window gives another loss, which cannot be compared with the validations during the training.
         if self.final.sliding_window:
-            by_segments = lm.evaluate(self.validation(), verbose=0)
-        self.record_validation({"loss": by_segments})
+            by_segments = lm.evaluate(self.validation(), verbose=0, return_dict=True)
+        self.record_validation(by_segments)
         if self.training.sample_tokens and chief:
             self.sample()
-        return results
+        return {split: measured["loss"] for split, measured in results.items()}
 
     @property
     def samples(self) -> bool:

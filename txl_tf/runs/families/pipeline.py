@@ -39,7 +39,7 @@ from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 logger = logging.getLogger("txl_tf")
 
 POOL = 50  # number of batches of lines that are read at a time, and sorted by length
-Lines = Iterable[str | bytes | None]  # `None` requests the results of the lines before it, see `in_blocks`
+Lines = Iterable[str | bytes | None]  # `None` of an iterator requests the results so far, see `in_blocks`
 
 
 @checked_call

@@ -1,0 +1,65 @@
+"""What a user changes on a compiled model counts in the next training step, although the step has been traced."""
+
+import keras
+import numpy as np
+import pytest
+
+import txl_tf
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(1, 12, [4, 5])
+TAGS = RNG.integers(0, 3, [4, 5])
+
+
+def make_language_model():
+    lm = txl_tf.TransformerXLLM(
+        n_token=12, n_layer=1, d_model=4, d_embed=4, n_head=1, d_head=4, d_inner=4, mem_len=2, seed=0
+    )
+    return lm, lm.network.decoder_layers[0], (IDS, TAGS)
+
+
+def make_tagger():
+    tagger = txl_tf.Tagger(keras.Sequential([keras.layers.Embedding(12, 4)]), ["O", "B-X", "I-X"])
+    tagger(IDS)
+    return tagger, tagger.network, (IDS, TAGS)
+
+
+def largest_change(weights, function):
+    before = [weight.numpy() for weight in weights]
+    function()
+    return max(np.abs(weight.numpy() - old).max() for weight, old in zip(weights, before, strict=True))
+
+
+@pytest.mark.parametrize("make", [make_language_model, make_tagger])
+def test_the_next_step_has_the_optimizer_and_the_frozen_parts_of_now(make):
+    model, part, batch = make()
+    model.compile(keras.optimizers.SGD(0.1))
+
+    def step():
+        model.train_on_batch(*batch)
+
+    part.trainable = False
+    assert largest_change(part.weights, step) == 0
+    part.trainable = True
+    assert largest_change(part.weights, step) > 0
+    model.optimizer = keras.optimizers.SGD(0.0)
+    assert largest_change(model.weights, step) == 0
+
+
+def test_the_next_step_runs_eagerly_or_in_a_graph_as_now():
+    model, _, batch = make_language_model()
+    traced = []
+
+    class Watched(type(model)):
+        def segment_nll(self, tokens, *args, **kwargs):
+            traced.append(not hasattr(tokens, "numpy"))
+            return super().segment_nll(tokens, *args, **kwargs)
+
+    model.__class__ = Watched
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+    for run_eagerly in (True, False):
+        model.run_eagerly = run_eagerly
+        for step in (model.train_on_batch, model.test_on_batch):
+            traced.clear()
+            step(*batch)
+            assert set(traced) == {not run_eagerly}
