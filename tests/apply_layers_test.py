@@ -1,10 +1,13 @@
 """Layers as a loop over stacked weights: the numbers and gradients of the same layers one after the other."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
-from txl_tf import TransformerLM, TransformerXLLM
+from txl_tf import TransformerLM, TransformerXL, TransformerXLLM
+from txl_tf.layers import TransformerXLLayer
 from txl_tf.transformer_xl.apply_layers import apply_layers
 
 SIZES = {"n_token": 30, "n_layer": 3, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
@@ -136,6 +139,53 @@ def test_layers_that_differ_are_called_one_after_the_other(change, recompute):
     assert np.abs(expected[0][0] - plain).max() > 0.01
     found = results(lm, True, True, segments=1)
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), found, expected)
+
+
+class Counting(TransformerXLLayer):
+    """A layer with a Dropout of Keras that counts its calls, and with an additional loss."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.drop = keras.layers.Dropout(0.5, seed=7)
+
+    def build(self, w_shape=None, **shapes):
+        super().build(w_shape, **shapes)
+        self.count = self.add_weight(name="count", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, w, *args, **kwargs):
+        self.count.assign_add(1.0)
+        output = self.drop(super().call(w, *args, **kwargs), training=True)
+        self.add_loss(tf.reduce_sum(output))
+        return output
+
+
+class CountingNetwork(TransformerXL):
+    layer_class = Counting
+
+
+def counting(**options):
+    """A network of two layers `Counting`."""
+    network = CountingNetwork(**{**SIZES, "n_layer": 2}, mem_len=5, dropout=0.0, seed=1, **options)
+    network.build_at_once()
+    return network
+
+
+def test_layers_that_change_variables_or_add_losses_are_called_one_after_the_other():
+    plain, static = counting(), counting()
+    static.set_weights(plain.get_weights())
+    for n_calls in (1, 2):
+        expected, found = (network(ids(0), static_shapes=network is static)[0] for network in (plain, static))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(static.losses, plain.losses, rtol=1e-5)
+        assert [float(layer.count) for layer in static.decoder_layers] == [n_calls, n_calls]
+
+
+@pytest.mark.parametrize("static_shapes", [False, True])
+def test_recompute_is_refused_for_layers_that_change_variables_or_add_losses(static_shapes):
+    network = counting(recompute=True)
+    network(ids(0), static_shapes=static_shapes)  # only training recomputes
+    with raises_parameter("recompute", True, limit="False"):
+        network(ids(0), training=True, static_shapes=static_shapes)
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": "rms", "activation": "swiglu"}, {"lora_rank": 2}], ids=str)

@@ -231,7 +231,10 @@ def _(tmp_path):
 
 @hook("keras.Layer._tracker")
 def _(tmp_path):
-    """What is built takes no further layers until it is unlocked. What is untracked is no layer of it any more."""
+    """What is built takes no further layers until it is unlocked. What is untracked is no layer of it any more.
+
+    The order of its list of layers is the order of the weights.
+    """
     layer = keras.layers.Dense(1)
     layer.build((None, 1))
     with pytest.raises(ValueError, match="already built"):
@@ -239,6 +242,9 @@ def _(tmp_path):
     layer._tracker.unlock()
     layer.head = head = keras.layers.Dense(1)
     assert head in layer._flatten_layers()
+    layer.second = second = keras.layers.Dense(1)
+    layer._tracker.config["layers"][1].reverse()
+    assert list(layer._flatten_layers()) == [layer, second, head]
     layer._tracker.untrack(head)
     assert head not in layer._flatten_layers()
 

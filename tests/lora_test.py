@@ -41,6 +41,21 @@ def batch(rows=4, n=7):
     return text[:, :-1], text[:, 1:]
 
 
+def test_merging_keeps_the_numbers_of_an_own_kernel(eager):
+    class Halved(PositionwiseFF):
+        def kernel(self, name):
+            return 0.5 * super().kernel(name)
+
+    layer = Halved(8, 12)
+    layer.build()
+    layer.enable_lora(2)
+    randomise_all(layer)
+    x = tf.random.stateless_normal([2, 3, 8], [1, 2])
+    expected = layer(x)
+    layer.merge_lora()
+    np.testing.assert_allclose(layer(x), expected, atol=1e-6)
+
+
 def updates_of(part):
     """`{kernel: A B * alpha / rank}` of a layer."""
     found = {}

@@ -133,13 +133,23 @@ class Parts(NamedTuple):
     foreign_net: type
     root_norm: type
     scaled: type
+    tripled: type
+    near: type
     lora: type
     louder: type
+    started: type
     own_embed: type
     own_positions: type
     model_of: Callable
     softmax_model: type
     sharper_model: type
+    started_model: type
+    louder_model: type
+
+
+def started(mems):
+    """Memories before a text, zeros, as a user may change them."""
+    return [mem + tf.cast(1 + tf.range(tf.shape(mem)[-1]) % 3, mem.dtype) for mem in mems]
 
 
 def parts_of(name):
@@ -207,6 +217,25 @@ def parts_of(name):
             return 1.5 * super().call(w, *args, **kwargs)
 
     @_registering(name)
+    class Tripled(family.attention):
+        """Hidden states of the memory count three times."""
+
+        def memory_of(self, mems):
+            CALLED.add("Tripled")
+            return 3.0 * super().memory_of(mems)
+
+    @_registering(name)
+    class Near(family.attention):
+        """Attention to a token and the one before it."""
+
+        def segment_of(self, w, attn_mask, mems, *distances):
+            CALLED.add("Near")
+            visible, mems = super().segment_of(w, attn_mask, mems, *distances)
+            n, klen = visible.shape[-2:]
+            key = tf.range(klen)
+            return visible & (key > tf.range(n)[:, None] + klen - n - 2), mems
+
+    @_registering(name)
     class Lora(family.attention):
         """A product of two thin matrices beside attention."""
 
@@ -229,6 +258,14 @@ def parts_of(name):
             CALLED.add("Louder")
             hidden, new_mems = super().call(tokens, mems, padding_mask, training, dropout_key, static_shapes)
             return 1.5 * hidden, new_mems
+
+    @_registering(name)
+    class Started(family.network):
+        """The first memory is not zeros."""
+
+        def initial_mems(self, batch_size):
+            CALLED.add("Started")
+            return started(super().initial_mems(batch_size))
 
     @_registering(name)
     class OwnEmbed(family.network):
@@ -284,9 +321,23 @@ def parts_of(name):
             log_probs, new_mems = super().call(tokens, mems)
             return tf.nn.log_softmax(2.5 * log_probs), new_mems
 
+    @_registering(name)
+    class StartedModel(family.model):
+        def initial_mems(self, batch_size):
+            CALLED.add("StartedModel")
+            return started(super().initial_mems(batch_size))
+
+    @_registering(name)
+    class LouderModel(family.model):
+        def outputs(self, tokens, mems=None, **options):
+            CALLED.add("LouderModel")
+            outputs, new_mems = super().outputs(tokens, mems, **options)
+            return 1.5 * outputs, new_mems
+
     return Parts(
-        Residual, PreNorm, WithGatedNet, WithForeignNet, WithRootNorm, Scaled, Lora, Louder, OwnEmbed, OwnPositions,
-        {cls: model_of(cls) for cls in (Louder, OwnEmbed, OwnPositions)}.__getitem__, SoftmaxModel, SharperModel,
+        Residual, PreNorm, WithGatedNet, WithForeignNet, WithRootNorm, Scaled, Tripled, Near, Lora, Louder, Started,
+        OwnEmbed, OwnPositions, {cls: model_of(cls) for cls in (Louder, Started, OwnEmbed, OwnPositions)}.__getitem__,
+        SoftmaxModel, SharperModel, StartedModel, LouderModel,
     )  # fmt: skip
 
 
@@ -358,6 +409,11 @@ def _set_own_call_of_an_instance(lm, own):
 WAYS = {
     "layer_class": Way(("layer_class", "Residual"), attributes=_layer_class("residual")),
     "attention_class": Way(("attention_class", "Scaled"), attributes=_attention_class("scaled")),
+    "memory_of": Way(("attention_class", "Tripled"), attributes=_attention_class("tripled")),
+    "segment_of": Way(("attention_class", "Near"), attributes=_attention_class("near")),
+    "initial_mems": Way(("Started",), lambda family, own: own.model_of(own.started)),
+    "initial_mems_of_model": Way(("StartedModel",), lambda family, own: own.started_model),
+    "outputs_of_model": Way(("LouderModel",), lambda family, own: own.louder_model),
     "network_class": Way(("network_class", "Louder"), lambda family, own: own.model_of(own.louder)),
     "network_set": Way(("Louder", "weight transformer/"), install=_set_network),
     "class_of_attention": Way(("__class__", "Scaled"), install=_set_class_of_attention),

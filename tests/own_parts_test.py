@@ -16,6 +16,7 @@ from helpers import eagerly, raises_parameter
 from own_parts import CALLED, FAMILIES, OWN, attributes_set, wrong
 
 import txl_tf
+from txl_tf.language.sampling import precompute_softmax
 from txl_tf.nn import parts
 
 SETTINGS = {**own_parts.SETTINGS, "one_layer": own_parts.Setting({"n_layer": 1}, eager=True)}
@@ -77,6 +78,146 @@ def test_transformer_xl_computes_its_own_call(way, setting, tmp_path):
 @pytest.mark.parametrize("way, setting", cases(own_parts.WAYS, own_parts.SETTINGS))
 def test_a_vanilla_language_model_computes_its_own_call_within_a_window(way, setting, tmp_path):
     check_language_model("vanilla", way, setting, tmp_path)
+
+
+def small(**options):
+    lm = txl_tf.TransformerXLLM(**{**own_parts.SIZES, "n_layer": 1}, mem_len=4, dropout=0.0, seed=1, **options)
+    own_parts.randomise(lm)
+    return lm
+
+
+def own_memory_of(lm):
+    attention = lm.network.decoder_layers[0].rel_attn
+    memory_of = attention.memory_of
+    attention.memory_of = lambda mems: 3.0 * memory_of(mems)
+
+
+def own_segment_of(lm):
+    lm.network.decoder_layers[0].rel_attn.__class__ = OWN["xl"].near
+
+
+def own_initial_mems_of_the_network(lm):
+    lm.network.__class__ = OWN["xl"].started
+
+
+def own_initial_mems_of_the_model(lm):
+    lm.__class__ = OWN["xl"].started_model
+
+
+@pytest.mark.parametrize(
+    "install", [own_memory_of, own_segment_of, own_initial_mems_of_the_network, own_initial_mems_of_the_model]
+)
+def test_an_own_memory_is_read_where_a_cache_would_be(install):
+    lm = small()
+    with eagerly():
+        before = own_parts.expected_nll(lm)
+        install(lm)
+        expected = own_parts.expected_nll(lm)
+        assert np.abs(expected - before).max() > 0.01
+        carried, cache = lm.start_evaluation(2, 5), lm.decoding_cache()
+        state = cache.initial_state(2)
+        mems = None
+        for (tokens, labels), of_segment in zip(own_parts.SEGMENTS, expected, strict=True):
+            found, _, carried = lm.evaluation_nll(tf.constant(tokens), tf.constant(labels), carried)
+            outputs, state = cache.read(tf.constant(tokens), state)
+            of_score, mems = lm.score(tokens, labels, mems)
+            for nll in (found, lm.nll_of(outputs, labels), of_score):
+                own_parts.close(nll, of_segment)
+        own_parts.close(lm.first_nll(*map(tf.constant, own_parts.SEGMENTS[0])), expected[0])
+
+
+@pytest.mark.parametrize("install", [own_initial_mems_of_the_network, own_initial_mems_of_the_model])
+@pytest.mark.parametrize("reset_token", [None, 3])
+def test_an_own_memory_is_refused_where_documents_reset_it_to_zeros(install, reset_token):
+    lm = small(reset_token=reset_token)
+    install(lm)
+    tokens, labels = own_parts.SEGMENTS[0]
+    done = None if reset_token else np.zeros([2, 5], bool)
+    with eagerly(), raises_parameter("initial_mems", limit="zeros"):
+        lm.score(tokens, labels, done=done)
+
+
+def test_an_own_memory_of_segment_nll_alone_is_not_that_of_score():
+    class Own(txl_tf.TransformerXLLM):
+        def initial_mems(self, batch_size):
+            return [*super().initial_mems(batch_size), tf.zeros([batch_size])]
+
+        def segment_nll(self, tokens, labels, mems, **options):
+            nll, kept, new_mems = super().segment_nll(tokens, labels, mems[:1], **options)
+            return nll, kept, [*new_mems, mems[1] + 1]
+
+    lm = small()
+    tokens, labels = own_parts.SEGMENTS[0]
+    with eagerly():
+        expected = lm.score(tokens, labels)[0]
+        lm.__class__ = Own
+        own_parts.close(lm.score(tokens, labels)[0], expected)
+        assert lm.has_cache and lm.segment_nll(tokens, labels, lm.initial_mems(2))[2][1].numpy().tolist() == [1, 1]
+
+
+class HalvedModel(txl_tf.TransformerXLLM):
+    def log_probs_of(self, outputs):
+        return tf.nn.log_softmax(0.5 * super().log_probs_of(outputs))
+
+
+@pytest.mark.parametrize("cls", [OWN["xl"].louder_model, HalvedModel])
+def test_own_outputs_and_probabilities_are_those_of_all_methods(cls):
+    lm = small()
+    tokens, labels = own_parts.SEGMENTS[0]
+    with eagerly():
+        before = own_parts.expected_nll(lm)[0]
+        lm.__class__ = cls
+        expected = own_parts.expected_nll(lm)[0]
+        assert np.abs(expected - before).max() > 0.01
+        log_probs = lm.log_probs(tokens)[0]
+        own_parts.close(-np.take_along_axis(np.asarray(log_probs), labels[..., None], -1)[..., 0], expected)
+        own_parts.close(lm.score(tokens, labels)[0], expected)
+        own_parts.close(lm.alternatives(tokens, 1)[1][..., 0], np.asarray(log_probs).max(-1))
+        cache = lm.decoding_cache()  # that of `generate`, whose sampling computes with `bins`, if there are any
+        outputs, _ = cache.read(tf.constant(tokens), cache.initial_state(2))
+        own_parts.close(lm.log_probs_of(outputs), log_probs)
+        assert (bins := precompute_softmax(lm)) == () or cls is not HalvedModel, bins
+
+
+def test_a_new_network_is_built_and_has_the_place_of_the_old_one():
+    lm = small()
+    lm.network = OWN["xl"].own_embed.from_config(lm.network.get_config())
+    lm.softmax = txl_tf.layers.AdaptiveSoftmax.from_config(lm.softmax.get_config())
+    with eagerly():
+        assert lm.has_cache
+    loaded = type(lm).from_config(lm.get_config())
+    assert type(loaded.network) is OWN["xl"].own_embed
+    # Files contain the variables of the optimizer in this order.
+    assert [weight.name for weight in loaded.weights] == [weight.name for weight in lm.weights]
+
+
+class DoubledSoftmax(txl_tf.layers.AdaptiveSoftmax):
+    def nll(self, hidden, labels, embedding, **objective):
+        return 2.0 * super().nll(hidden, labels, embedding, **objective)
+
+
+class DoubledModel(txl_tf.TransformerXLLM):
+    def nll_of(self, outputs, labels, **objective):
+        return 2.0 * super().nll_of(outputs, labels, **objective)
+
+
+@pytest.mark.parametrize("part, cls", [("softmax", DoubledSoftmax), ("model", DoubledModel)])
+def test_an_own_nll_counts_with_static_shapes(part, cls):
+    lm = small(cutoffs=[6, 12], div_val=2)
+    tokens, labels = own_parts.SEGMENTS[0]
+    labels = tf.constant(np.where(labels == labels[0, 0], -1, labels))
+    expected, counted, _ = lm.segment_nll(tokens, labels, lm.initial_mems(2), static_shapes=True)
+    (lm.softmax if part == "softmax" else lm).__class__ = cls
+    found, counted_now, _ = lm.segment_nll(tokens, labels, lm.initial_mems(2), static_shapes=True)
+    np.testing.assert_allclose(found, 2 * expected, rtol=1e-5)
+    np.testing.assert_array_equal(counted_now, counted)
+
+
+def test_a_call_refuses_an_option_that_the_network_does_not_take():
+    lm = small()
+    lm.network.__class__ = OWN["xl"].louder
+    with raises_parameter("output_hidden_states", True):
+        lm(own_parts.PROMPT, output_hidden_states=True)
 
 
 OF_KERAS = [name for name in own_parts.SETTINGS if name not in ("recompute", "static_shapes")]

@@ -21,12 +21,20 @@ from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
-from txl_tf.nn.base import CheckedCalls, OutputSpecs
+from txl_tf.nn.base import CheckedCalls, NotCacheable, OutputSpecs
 from txl_tf.nn.checks import as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
 from txl_tf.nn.masks import as_bool_like
-from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
+from txl_tf.nn.parts import (
+    checked_config,
+    choosing,
+    chosen_class,
+    is_library,
+    is_overridden,
+    registered_classes,
+    why_not_cached,
+)
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import replica_tensors
@@ -36,7 +44,7 @@ from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
 from txl_tf.transformer_xl.inference import weights_of_layers, writable_copy
-from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL
+from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL, refuse_own_mems
 
 
 class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
@@ -167,8 +175,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
         # A user's network need not take them.
         options = {name: value for name, value in options.items() if value is not None and value is not False}
-        hidden, new_mems, *hidden_states = self.network(tokens, mems=mems, **options)
-        return self.softmax(hidden, embedding=self.network.embedding), new_mems, *hidden_states
+        mems = self.with_own_mems(inputs_embeds if tokens is None else tokens, mems)
+        if self.has_own_call:  # it calls this method, so `outputs` would call it again
+            hidden, new_mems, *hidden_states = self.network(tokens, mems=mems, **options)
+            return self.softmax(hidden, embedding=self.network.embedding), new_mems, *hidden_states
+        outputs, new_mems, *hidden_states = self.outputs(tokens, mems, **options)
+        return self.log_probs_of(outputs), new_mems, *hidden_states
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         given = self.named_shapes(shapes, named)
@@ -180,8 +192,34 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @known_names
     def initial_mems(self, batch_size: Size) -> list[Tensor]:
-        """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""
+        """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`.
+
+        If you override it, in the model or in its network, keys and values are not cached. `done` and `reset_token`,
+        which reset the memory to zeros, are errors then.
+        """
         return self.network.initial_mems(batch_size)
+
+    @property
+    def has_own_mems(self) -> bool:
+        """Whether a user has overridden `initial_mems`, and not for a `segment_nll` alone.
+
+        With an own `segment_nll`, the memory belongs to that method, and may have another form.
+        """
+        return is_overridden(self, "initial_mems") and not is_overridden(self, "segment_nll")
+
+    def first_mems(self, batch_size: Size) -> Any:
+        """The memory before the first segment, for all methods but `fit` and `evaluate`: see `has_own_mems`."""
+        return (self if self.has_own_mems else self.network).initial_mems(batch_size)
+
+    def with_own_mems(self, tokens: Any, mems: Any) -> Any:
+        """`mems`; or the result of a user's `initial_mems`, if `mems` is `None`. `tokens` is `[batch, ...]`."""
+        if mems is not None or tokens is None or not self.has_own_mems:
+            return mems
+        return self.initial_mems(shape_of(tokens)[0])
+
+    def mems_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:
+        """The memory of a call, see `TransformerXL.memory_of_call`."""
+        return self.network.memory_of_call(tokens, self.with_own_mems(tokens, mems))
 
     @known_names
     def score(
@@ -222,7 +260,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             tokens, labels, padding_mask = self._without_padding(tokens, labels, lengths)
         self._check_in_vocabulary("tokens", tokens)
         self._check_in_vocabulary("labels", labels)
-        mems = self.network.memory_of_call(tokens, mems)
+        mems = self.mems_of_call(tokens, mems)
         if padding_mask is not None:
             self.network.check_padding(padding_mask, tokens=tokens, mem=mems[0])
         if done is not None:
@@ -276,7 +314,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         tokens = _segment_of_ids("tokens", tokens)
         self._check_in_vocabulary("tokens", tokens)
-        return self._log_probs(tokens, self.network.memory_of_call(tokens, mems))
+        return self._log_probs(tokens, self.mems_of_call(tokens, mems))
 
     @known_names
     def alternatives(self, tokens: Tensor, number: int, mems: Any = None) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -296,7 +334,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         tokens = _segment_of_ids("tokens", tokens)
         self._check_in_vocabulary("tokens", tokens)
         check_integer("number", number, 1, self.network.n_token)
-        return self._alternatives(tokens, tf.constant(number), self.network.memory_of_call(tokens, mems))
+        return self._alternatives(tokens, tf.constant(number), self.mems_of_call(tokens, mems))
 
     @known_names
     def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Any = None) -> tuple[Tensor, list[Tensor]]:
@@ -315,11 +353,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         tokens = _segment_of_ids("tokens", tokens)
         if padding_mask is not None:
-            mems = self.network.memory_of_call(tokens, mems)
+            mems = self.mems_of_call(tokens, mems)
             padding_mask = self.network.check_padding(padding_mask, tokens, mems[0])
             tokens = tf.where(padding_mask, tokens, 0)
         self._check_in_vocabulary("tokens", tokens)
-        return self._attention(tokens, self.network.memory_of_call(tokens, mems), padding_mask)
+        return self._attention(tokens, self.mems_of_call(tokens, mems), padding_mask)
 
     generate = generation.generate
 
@@ -426,7 +464,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
         Args:
             tokens: int `[batch, tgt_len]`.
-            mems: list of `n_layer` tensors `[batch, any, d_model]`; or a `NetworkMemory`, in inference.
+            mems: list of `n_layer` tensors `[batch, any, d_model]`, or `None` for `initial_mems`; or a `NetworkMemory`,
+                in inference.
             static_shapes: whether no shape may depend on the data, for TPUs and XLA.
             **options: other arguments of the network's call, such as `training` and `padding_mask`. An argument that
                 the call does not take is left out, unless it raises an error, see below.
@@ -436,9 +475,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             `call`.
 
         Raises:
-            ParameterError: the call takes no `done`, or the network's call no `static_shapes`.
+            ParameterError: the call takes no `done`, `inputs_embeds` or `output_hidden_states`; the call of the network
+                takes no `static_shapes`; or documents end, and a user has overridden `initial_mems`.
         """
         model = self if self.has_own_call else self.network
+        mems = self.with_own_mems(tokens, mems)
         options = {name: value for name, value in options.items() if value is not None}
         if static_shapes:
             options = {**options, "static_shapes": True}
@@ -446,9 +487,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if "dropout_key" not in keywords_of(model.call):  # Keras allows no tensor next to a bool in **kwargs
             known.pop("dropout_key", None)
         unknown = options.keys() - known.keys()
-        if "done" in unknown:
-            allowed = f"left out, because the call of {type(model).__name__} does not take it"
-            raise ParameterError("done", options["done"], allowed, f"done must be {allowed}")
+        for name in ("done", "inputs_embeds", "output_hidden_states"):
+            if name in unknown:
+                allowed = f"left out, because the call of {type(model).__name__} does not take it"
+                raise ParameterError(name, options[name], allowed, f"{name} must be {allowed}")
+        if self.has_own_mems and ("done" in options or getattr(self.network, "reset_token", None) is not None):
+            refuse_own_mems(self)
         if "static_shapes" in unknown and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)
@@ -465,8 +509,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @property
     def has_own_probabilities(self) -> bool:
-        """Whether a user has overridden the `call` of the model or of its softmax, which computes the probabilities."""
-        return self.has_own_call or not is_library(self.softmax, AdaptiveSoftmax)
+        """Whether a user has overridden `log_probs_of`, or the `call` of the model or of its softmax."""
+        own = self.has_own_call or is_overridden(self, "log_probs_of")
+        return own or not is_library(self.softmax, AdaptiveSoftmax)
 
     def no_outputs(self, batch_size: Size) -> Tensor:
         """`outputs` of no tokens, the start value of loops: `[batch_size, 0, d_model]`.
@@ -503,6 +548,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
         def one_cached_step():
             """Decodes one dummy token. It is only traced: an error means that the model cannot be cached."""
+            for name in ("initial_mems", "memory_of_call"):
+                if is_overridden(self.network, name) or (name == "initial_mems" and self.has_own_mems):
+                    raise NotCacheable(f"{name} is overridden, and returns hidden states")
             cache = self.cached_decoding()
             return cache.read_token(cache.precompute(), tf.zeros([1], tf.int32), cache.initial_state(1))[0]
 
@@ -597,7 +645,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         if not static_shapes:
             return self.nll_of(outputs, labels, **objective), None
-        if self.has_own_probabilities:
+        own_nll = is_overridden(self.softmax, "nll") and not is_overridden(self.softmax, "static_nll")
+        if self.has_own_probabilities or own_nll or is_overridden(self, "nll_of"):
             is_label = labels >= 0
             return tf.where(is_label, self.nll_of(outputs, tf.maximum(labels, 0), **objective), 0), is_label
         if bin_capacities is None:
@@ -622,13 +671,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     @compiled_method(reduce_retracing=True)
     def _log_probs(self, tokens: Tensor, mems: Any) -> Any:
         """The graph of `log_probs`."""
-        return self(tokens, mems)
+        outputs, new_mems = self.outputs(tokens, mems)
+        return self.log_probs_of(outputs), new_mems
 
     @compiled_method(reduce_retracing=True)
     def _alternatives(self, tokens: Tensor, number: Tensor, mems: Any) -> Any:
         """The graph of `alternatives`."""
-        log_probs, new_mems = self(tokens, mems)
-        log_probs, ids = tf.math.top_k(log_probs, number)
+        outputs, new_mems = self.outputs(tokens, mems)
+        log_probs, ids = tf.math.top_k(self.log_probs_of(outputs), number)
         return ids, log_probs, new_mems
 
     @compiled_method(reduce_retracing=True)

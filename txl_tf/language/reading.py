@@ -72,7 +72,7 @@ def read_text(lm: LanguageModel, ids: np.ndarray, tgt_len: int, number: int = 10
     Raises:
         ParameterError: an argument is out of its range.
     """
-    mems = lm.initial_mems(1)
+    mems = lm.first_mems(1)
     for start, tokens, labels in _segments(ids, tgt_len):
         likeliest, log_probs, _ = lm.alternatives(tokens, number, mems)
         nll, mems = lm.score(tokens, labels, mems)
@@ -127,7 +127,7 @@ def nll_by_memory(
     mem_len = lm.network.mem_len
     for number in kept:
         check_integer("kept", number, 0, mem_len)
-    mems = lm.initial_mems(1)
+    mems = lm.first_mems(1)
     for start, tokens, labels in _segments(ids, tgt_len):
         full_memory_nll, new_mems = lm.score(tokens, labels, mems)
         scores = [full_memory_nll if k == mem_len else lm.score(tokens, labels, last_of(mems, k))[0] for k in kept]
@@ -137,7 +137,7 @@ def nll_by_memory(
 
 def memory_after(lm: LanguageModel, ids: np.ndarray, tgt_len: int) -> list[Tensor]:
     """The memory after the model has read `ids`, int `[n]`, in segments of `tgt_len`; `initial_mems` if n is 0."""
-    mems = lm.initial_mems(1)
+    mems = lm.first_mems(1)
     for start in range(0, len(ids), tgt_len):
         _, mems = lm.network(ids[None, start : start + tgt_len], mems)
     return mems

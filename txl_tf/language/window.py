@@ -265,5 +265,5 @@ class RereadWindow(DecodingCache):
 
     def _last(self, state: Any) -> Tensor:
         """The model's output for the last token of every window: `[B, any]`."""
-        outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(shape_of(state.tokens)[0]))
+        outputs, _ = self.lm.outputs(state.tokens, self.lm.first_mems(shape_of(state.tokens)[0]))
         return tf.gather(outputs, state.length - 1, batch_dims=1)

@@ -107,7 +107,7 @@ class LowRank(MixedIntoLayer):
         change_graphs(self, "lora_rank", None, self.lora_rank)
         for name in self.lora_kernels:
             kernel = getattr(self, name)
-            kernel.assign(self.kernel(name))
+            kernel.assign(LowRank.kernel(self, name))  # a user's `kernel` changes the sum, also after this
             kernel.trainable = True
             for part in ("a", "b"):
                 delattr(self, f"{name}_lora_{part}")

@@ -58,6 +58,19 @@ def _is_library_part(part: Any) -> bool:
     return all(function.__module__.startswith("txl_tf.") for function in functions if inspect.isfunction(function))
 
 
+def is_overridden(part: Any, name: str) -> bool:
+    """Whether a user has overridden a method or property of a layer or model.
+
+    It may be overridden in a subclass, in the class or in the instance. The first definition that Python finds counts.
+    It is a user's if its module is not in txl_tf or Keras.
+    """
+    member = vars(part).get(name, inspect.getattr_static(type(part), name, None))
+    if member is None:
+        return False
+    member = getattr(member, "fget", None) or getattr(member, "__func__", member)  # a property, or a bound method
+    return (getattr(member, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
+
+
 def _methods_of_instance(part: Any) -> set[str]:
     """Names of the methods that a user has set on the object itself, in place of those of its class."""
     functions = {name: value for name, value in vars(part).items() if callable(value)}
@@ -238,11 +251,15 @@ def unlocked(layer: Any) -> Generator[None, None, None]:
     if not layer._tracker.locked:
         yield
         return
-    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
-    strategy: Any = next(filter(None, strategies), tf.distribute.get_strategy())
     layer._tracker.unlock()
     try:
-        with strategy.scope():
+        with strategy_of(layer).scope():
             yield
     finally:
         layer._tracker.lock()
+
+
+def strategy_of(layer: Any) -> Any:
+    """The `tf.distribute` strategy in whose scope the weights of a layer were made; without one, that of the caller."""
+    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
+    return next(filter(None, strategies), tf.distribute.get_strategy())

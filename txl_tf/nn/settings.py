@@ -32,6 +32,7 @@ from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of, as_int, is_
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
+from txl_tf.nn.parts import strategy_of
 from txl_tf.schema import check_field, check_type
 
 # A function of the name and the value of a setting, which raises ParameterError for a wrong value.
@@ -305,6 +306,9 @@ def replaces_part(x: Any, name: str, value: Any) -> bool:
 def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
     """Replaces a part of a layer or model, its class or a method, after its constructor. Drops the old graphs.
 
+    A new part is built at once if the old one is. It gets the place of the old one in the order of the weights, as in a
+    model that is made from the configuration, unless a constructor of `x` replaces the part.
+
     Raises:
         FixedAttributeError: the change would replace a method of `fixed_methods`; or a graph with the old part exists
             that the library cannot drop.
@@ -324,15 +328,35 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     if changed:
         message = f"{changed[0]} of {_named(x)} cannot change: {fixed[changed[0]]}"
         raise FixedAttributeError(changed[0], value, f"that of {type(x).__name__}", message)
+    if isinstance(current, keras.Layer) and isinstance(value, keras.Layer):
+        _build_like(current, value)
     change_graphs(x, name, value, current)
+    layers = x._tracker.config["layers"][1]
+    before = list(layers)
     store(name, value)
+    in_constructor = _in_constructor(x)
     if isinstance(current, keras.Layer):
+        if not in_constructor and current in before and layers[len(before) :]:  # Keras has put it at the end
+            layers.insert(before.index(current), layers.pop())
         _release(x, current)
-    if not _in_constructor(x):
+    if not in_constructor:
         changed_layer = value if isinstance(value, keras.Layer) else x
         changed_layer.__dict__["_was_replaced"] = True
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
+
+
+def _build_like(current: Any, part: Any) -> None:
+    """Builds a new part for the inputs of the current one, if that is built.
+
+    The optimizer, files and caches need its weights before its first call. A layer that is neither the library's nor
+    Keras's may have another `build`, so its first call builds it.
+    """
+    known = isinstance(part, Settings) or type(part).__module__.startswith("keras.")
+    shape = (current.get_build_config() or {}).get("input_shape") if current.built else None
+    if known and shape is not None and not part.built:
+        with strategy_of(current).scope():
+            part.build(shape)
 
 
 def _release(x: Any, part: Any) -> None:

@@ -188,7 +188,7 @@ class HarnessMethods:
         """Scores `labels` after `tokens`, int `[B, n]` each, segment by segment: `(nll, greedy)`, both `[B, n]`."""
         if not tokens.shape[1]:
             return np.zeros(tokens.shape, np.float32), np.ones(tokens.shape, bool)
-        mems = tuple(self.lm.initial_mems(len(tokens)))
+        mems = tuple(self.lm.first_mems(len(tokens)))
         results = []
         for i in range(0, tokens.shape[1], self.segment):
             columns = slice(i, i + self.segment)

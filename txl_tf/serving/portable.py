@@ -212,7 +212,7 @@ def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: in
     inputs |= {name: tf.TensorSpec(shape, tf.float32) for name in memories}
 
     def function(tokens: tf.Tensor, **mems: tf.Tensor) -> dict[str, tf.Tensor]:
-        given = [mems[name] for name in memories] if memories else lm.initial_mems(batch_size)
+        given = [mems[name] for name in memories] if memories else lm.first_mems(batch_size)
         log_probs, new_mems = lm(tokens, given)  # [B, T, N]
         outputs = {f"new_{name}": mem for name, mem in zip(memories, new_mems, strict=bool(memories))}
         return {"log_probs": log_probs, **outputs}

@@ -140,12 +140,12 @@ class ServedHiddenStates:
         self.shape = [lm.network.n_layer, lm.network.mem_len, lm.network.d_model]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
-        """The state before a text: zeros, `[B, L, M, d_model]`."""
-        return tf.zeros([rows, *self.shape])
+        """The state before a text, `[B, L, M, d_model]`: zeros, or the result of a user's `initial_mems`."""
+        return tf.cast(tf.stack(self.lm.first_mems(rows), 1), tf.float32)
 
     def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
         """The outputs `[B, T, any]` of whole texts, which begin with an empty memory."""
-        return self.lm.outputs(tokens, self.lm.initial_mems(tf.shape(tokens)[0]))[0]
+        return self.lm.outputs(tokens, self.lm.first_mems(tf.shape(tokens)[0]))[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The outputs `[B, T, any]` of a segment, and the state after it."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from txl_tf.config.checks import RATE, at_least, is_integer
 from txl_tf.errors import ParameterError
+from txl_tf.nn.parts import is_overridden
 from txl_tf.schema import Check, check_names, check_type, keywords_of
 
 # Metrics that `compile` takes, as functions of the mean nll. A value that is too large for a float is infinity.
@@ -134,18 +135,6 @@ def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _RE
             simple = isinstance(value, numbers.Number | str | dict | list) and len(repr(value)) < 40
             got = repr(value) if simple else type(value).__name__
             raise ParameterError(name, value, "left out", f"{method} takes no {name}, got {got}: {why}")
-
-
-def is_overridden(model: Any, name: str) -> bool:
-    """Whether a user has overridden a method or property of a model: in a subclass, in the class or in the instance.
-
-    The first definition that Python finds counts. It is a user's if its module is not in txl_tf or Keras.
-    """
-    member = vars(model).get(name, inspect.getattr_static(type(model), name, None))
-    if member is None:
-        return False
-    member = getattr(member, "fget", None) or getattr(member, "__func__", member)  # a property, or a bound method
-    return (getattr(member, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
 
 
 def takes_by_position(method: Callable, n: int) -> bool:

@@ -9,6 +9,7 @@ They differ in the size of the compiled program and in memory:
                     computes the rest again
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import gradients
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.parts import alike
@@ -33,15 +35,20 @@ def apply_layers(
         arguments: a tuple of tensors for every layer. Gradients flow to them.
         dropout_keys: a key for every layer, or `None`. `recompute` without `as_loop` needs keys.
         as_loop: whether to compute the layers in a loop. Layers that differ in more than their weights, such as one of
-            a user's class among others, are called one after the other anyway.
+            a user's class among others, are called one after the other anyway. So are layers of a user whose call
+            changes variables or adds losses.
         recompute: whether to keep only the input of each layer, and compute the rest again in the backward pass.
 
     Returns:
         `(hidden, inputs)`: the output of the last layer, and a list with the input of each layer.
+
+    Raises:
+        ParameterError: with `recompute`, the call of a layer changes variables or adds losses.
     """
     dropout_keys = dropout_keys or [None] * len(layers)
     if as_loop and all(alike(layers[0], layer) for layer in layers[1:]):
-        return _run_in_loop(layers, hidden, arguments, dropout_keys, recompute)
+        with contextlib.suppress(_EffectsLost):
+            return _run_in_loop(layers, hidden, arguments, dropout_keys, recompute)
     inputs: list[Tensor] = []
     for layer, layer_arguments, key in zip(layers, arguments, dropout_keys, strict=True):
         inputs.append(hidden)
@@ -64,9 +71,8 @@ def _run_in_loop(
 
     def call(dropout_key: Any, hidden: Tensor, *tensors: Tensor) -> Any:
         """Calls the first layer with the weights and the other arguments in `tensors`."""
-        weights = tensors[: len(variables)]
-        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return first(hidden, *tensors[len(variables) :], dropout_key=dropout_key)
+        weights, others = tensors[: len(variables)], tensors[len(variables) :]
+        return _call_with(first, weights, hidden, *others, dropout_key=dropout_key)
 
     def body(i: Any, hidden: Tensor, inputs: Any) -> tuple[Any, Any, Any]:
         """Computes layer i, and adds its input to `inputs`."""
@@ -111,7 +117,24 @@ def _recomputed(layer: Any, dropout_key: Any) -> Callable[..., Any]:
         # all layers at the start, and keep them in memory.
         with tf.control_dependencies([hidden]):
             layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
-        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return layer(hidden, *other_arguments, dropout_key=layer_key)
+        return _call_with(layer, weights, hidden, *other_arguments, dropout_key=layer_key)
 
     return functools.partial(gradients.recompute(call), tf.zeros([]), *map(tf.convert_to_tensor, variables))
+
+
+class _EffectsLost(ParameterError):
+    """The call of a layer changes variables or adds losses. A call with other tensors for its weights loses them."""
+
+
+def _call_with(layer: Any, weights: Sequence[Tensor], *args: Tensor, **kwargs: Any) -> Any:
+    """Calls a layer with these tensors in place of its weights. Raises _EffectsLost if the call does more."""
+    with keras.StatelessScope(list(zip(layer.weights, weights, strict=True)), collect_losses=True) as scope:
+        values = dict(scope.state_mapping)
+        output = layer(*args, **kwargs)
+    if scope.losses or any(value is not values.get(key) for key, value in scope.state_mapping.items()):
+        message = (
+            f"recompute must be False for {type(layer).__name__} {layer.name!r}: its call changes variables, such as "
+            "the state of a Dropout of Keras, or adds losses, and the backward pass would compute them again"
+        )
+        raise _EffectsLost("recompute", True, "False for layers that change variables or add losses", message)
+    return output

@@ -172,7 +172,7 @@ class HiddenStateCache(DecodingCache):
 
     def initial_state(self, batch_size: Size) -> Any:
         """The state before a text."""
-        return tuple(self.lm.initial_mems(batch_size))
+        return tuple(self.lm.first_mems(batch_size))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> Any:
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.

@@ -18,6 +18,7 @@ import txl_tf.kernels as ops
 from txl_tf.equations import Attention, Places
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.base import CachedMemory, NotCacheable, memories_by_name
+from txl_tf.nn.parts import is_overridden
 
 
 class HiddenStates:
@@ -85,6 +86,8 @@ class Memory(CachedMemory):
     def check(self, attention: Any, w: Tensor, *arguments: Any) -> None:
         """Called by an attention. Raises NotCacheable unless its arguments are those that the network gave the layer.
 
+        It also raises this error if a user has overridden a method of the attention that only hidden states need.
+
         Args:
             attention: the layer that calls this method.
             w: the segment, `[B, T, E]`.
@@ -96,6 +99,9 @@ class Memory(CachedMemory):
             raise NotCacheable(f"{attention.name} of {self.layer.name} does not read the layer's input")
         if not all(argument is self for argument in arguments):
             raise NotCacheable(f"{self.layer.name} gives its attention other positions, or another mask or memory")
+        for name in ("memory_of", "segment_of"):
+            if is_overridden(attention, name):
+                raise NotCacheable(f"{attention.name} of {self.layer.name} has its own {name}")
         if self.used:
             raise NotCacheable(f"{self.layer.name} attends to its memory twice")
         self.used = 1

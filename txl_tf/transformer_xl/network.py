@@ -25,7 +25,7 @@ from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights
-from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
+from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_overridden, registered_classes
 from txl_tf.nn.position_schemes import Learned, Relative, checked_scheme
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, OF_CLASS
@@ -65,6 +65,17 @@ def cache_mems(hidden: Tensor, mems: Tensor, mem_len: int, lengths: Tensor | Non
     if (mems.shape[1] or 0) >= mem_len:
         new_mems.set_shape([None, mem_len, None])  # known even if tgt_len is not
     return new_mems
+
+
+def refuse_own_mems(part: Any) -> None:
+    """Raises ParameterError if a user has overridden `initial_mems` of a network or model whose documents end.
+
+    The memory of a new document is zeros, so the document would not begin like a text.
+    """
+    if is_overridden(part, "initial_mems"):
+        allowed = "left as it is with done or reset_token, which reset the memory to zeros"
+        message = f"initial_mems of {type(part).__name__} must be {allowed}"
+        raise ParameterError("initial_mems", part.initial_mems, allowed, message)
 
 
 def unknown_zero(tokens: Tensor, static_shapes: bool) -> Any:
@@ -331,7 +342,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
     def initial_mems(self, batch_size: Size) -> list[Any]:
         """The memory before the first segment: `n_layer` tensors of zeros, `[batch_size, mem_len, d_model]`.
 
-        Tokens attend to these zeros, as in the original.
+        Tokens attend to these zeros, as in the original. If you override it, keys and values are not cached, and `done`
+        and `reset_token`, which reset the memory to zeros, are errors.
         """
         check_length("batch_size", batch_size)
         shape = [batch_size, self.mem_len, self.d_model]
@@ -466,6 +478,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             hidden, pos_emb = self.scheme.enter(self, tokens, mlen, dropout_keys, zero)
         mask = Mask(create_mask(shape_of(tokens)[1], mlen, self.same_length, zero))
         if self.reset_token is not None or done is not None:
+            refuse_own_mems(self)
             reset_token = self.reset_token if are_ids else None
             mask = document_mask(mask.attn_mask, tokens, reset_token, self.same_length, lengths, done)
         arguments = [(*self.scheme.of_layer(self, i, pos_emb), *mask.around(mem)) for i, mem in enumerate(mems)]
