@@ -10,6 +10,7 @@ import gc
 import io
 import pickle
 import re
+import traceback
 import weakref
 
 import keras
@@ -603,6 +604,28 @@ def _(tmp_path):
     (tensor,) = (tensor for tensor in function.function.captured_inputs if tensor.dtype == tf.variant)
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tensor, external_state_policy=1)
     assert "ShuffleDatasetV3" in {node.op for node in tf.compat.v1.GraphDef.FromString(text.numpy()).node}
+
+
+@hook("tf.autograph.experimental.do_not_convert")
+def _(tmp_path):
+    """Without AutoGraph, a condition on a tensor is an error in a graph. Eager `map_fn` converts like a graph."""
+
+    def half(x):
+        return x / 2 if tf.reduce_all(x > 1) else x
+
+    kept = tf.autograph.experimental.do_not_convert(half)
+    assert float(tf.function(lambda x: half(x))(tf.constant(4.0))) == 2
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        tf.function(lambda x: kept(x))(tf.constant(4.0))
+    converted = []
+
+    def note(x):
+        converted.append(any(frame.name == "converted_call" for frame in traceback.extract_stack()))
+        return x
+
+    for function in (note, tf.autograph.experimental.do_not_convert(note)):
+        tf.map_fn(function, tf.constant([1.0]))
+    assert converted == [True, False]
 
 
 @hook("tf.config.experimental.get_device_details")
