@@ -26,7 +26,7 @@ class SamplingConfig(Config):
     )
     top_k: int = option(
         "Sample only from this many most likely tokens.",
-        satisfies(lambda x: (x >= 0) & (x <= 2**31 - 1), f"be an integer from 1 to {2**31 - 1}, or 0 for all"),
+        satisfies(lambda x: (x >= 0) & (x <= 2**31 - 1), "be an integer from 1 to 2147483647, or 0 for all"),
         default=0,
         flag=None,
     )
@@ -50,7 +50,7 @@ class SamplingConfig(Config):
     )
     repetition_window: int = option(
         "Number of recent tokens that repetition_penalty applies to.",
-        satisfies(lambda x: (x >= 1) & (x <= LONGEST_WINDOW), f"be an integer from 1 to {LONGEST_WINDOW}"),
+        satisfies(lambda x: (x >= 1) & (x <= LONGEST_WINDOW), "be an integer from 1 to 1073741823"),
         default=REPETITION_WINDOW,
     )
 
