@@ -117,13 +117,13 @@ def _storing(
         """The new constructor: checks and stores the arguments, then calls the constructor as it is written.
 
         At the end of the outermost constructor, it calls `settle`, see `Settings`. It raises ParameterError for a dtype
-        with quantization or for a map of dtypes, and freezes the parts of a frozen layer.
+        with quantization, or for a map of dtypes for a model, and freezes the parts of a frozen layer.
         """
         args = tuple(map(as_int, args))
         kwargs = {name: as_int(value) for name, value in kwargs.items()}
-        if isinstance(kwargs.get("dtype"), keras.dtype_policies.DTypePolicyMap):
-            message = "dtype must be one policy for a layer and all of its parts, got a DTypePolicyMap"
-            raise ParameterError("dtype", "DTypePolicyMap", "one policy for a layer and all of its parts", message)
+        if isinstance(self, keras.Model) and isinstance(kwargs.get("dtype"), keras.dtype_policies.DTypePolicyMap):
+            message = "dtype must be one policy for all parts of a model, got a DTypePolicyMap"
+            raise ParameterError("dtype", "DTypePolicyMap", "one policy for all parts of a model", message)
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
