@@ -20,7 +20,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import CheckedCalls, KerasHabits, NotCacheable, watch_layers
 from txl_tf.nn.checks import as_ids, check_layer, check_length, check_tensors, shown
-from txl_tf.nn.dropping import Dropping  # fmt: skip
+from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
