@@ -43,7 +43,7 @@ from txl_tf.language.sampling import (
     sampling_of_sequences,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
-from txl_tf.nn.checks import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import as_array, check_eager, int_array
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
@@ -270,9 +270,7 @@ def generate_tokens(
 def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, np.ndarray]:
     """Checks the arguments of `generate` and returns them as arrays, with 0 after the end of shorter prompts."""
     allowed = "integers [batch, n], n at least 1"
-    prompt = as_array("prompt", prompt, allowed)
-    if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
-        raise tensor_error("prompt", prompt, allowed)
+    prompt = int_array("prompt", prompt, 2, allowed)
     batch, n = prompt.shape
     allowed = f"[batch={batch}] integers between 1 and {n}"
     lengths = np.full([batch], n) if lengths is None else as_array("lengths", lengths, allowed)

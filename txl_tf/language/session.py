@@ -33,7 +33,7 @@ from txl_tf.language.sampling import (
     uniform_draws,
 )
 from txl_tf.language.stopping import Stops, check_stops, tail_of
-from txl_tf.nn.checks import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import check_eager, int_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.settings import add_user, changes_of
 from txl_tf.schema import check_names, keywords_of
@@ -139,8 +139,8 @@ class Session:
         check_eager("read")
         self._check_fresh()
         allowed = f"integers [batch_size={self.batch_size}, n], n at least 1"
-        tokens = as_array("tokens", tokens, allowed)
-        if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
+        tokens = int_array("tokens", tokens, 2, allowed)
+        if len(tokens) != self.batch_size:
             raise tensor_error("tokens", tokens, allowed)
         check_ids("tokens", tokens, self.lm.network.n_token)
         nll, self._text = self._read(tf.constant(tokens, tf.int32), self._text)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.config.checks import check_integer
-from txl_tf.nn.checks import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import check_eager, int_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 
 
@@ -48,8 +48,8 @@ def sliding_window_nll(
     """
     check_eager("sliding_window_nll")
     allowed = "integers [n], n at least 2"
-    tokens = as_array("tokens", tokens, allowed)
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size < 2:
+    tokens = int_array("tokens", tokens, 1, allowed)
+    if tokens.size < 2:
         raise tensor_error("tokens", tokens, allowed)
     check_ids("tokens", tokens, lm.network.n_token)
     check_integer("window", window, 1)

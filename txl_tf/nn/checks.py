@@ -172,6 +172,14 @@ def as_array(name: str, value: Any, allowed: str) -> np.ndarray:
         raise tensor_error(name, value, allowed) from None
 
 
+def int_array(name: str, value: Any, rank: int, allowed: str) -> np.ndarray:
+    """A value as an array. Raises ParameterError unless it has `rank` dimensions of integers and is not empty."""
+    array = as_array(name, value, allowed)
+    if array.ndim != rank or array.dtype.kind not in "iu" or not array.size:
+        raise tensor_error(name, array, allowed)
+    return array
+
+
 def tensor_error(name: str, tensor: Any, allowed: str) -> ParameterError:
     """A ParameterError about a tensor. Its message shows dtype and shape, not the numbers."""
     return ParameterError(name, tensor, allowed, f"{name} must be {allowed}, got {shown(tensor)}")

@@ -24,7 +24,7 @@ from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_
 from txl_tf.language.loop import write_tokens
 from txl_tf.language.sampling import check_sampling, sample_categorical, tempered, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
-from txl_tf.nn.checks import as_array, check_eager, tensor_error
+from txl_tf.nn.checks import check_eager, int_array
 from txl_tf.nn.embedding import check_ids
 
 
@@ -102,9 +102,7 @@ def _check_source(model: Any, source: Any) -> np.ndarray:
     row of only padding.
     """
     allowed = "integers [batch, any]"
-    source = as_array("source", source, allowed)
-    if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
-        raise tensor_error("source", source, allowed)
+    source = int_array("source", source, 2, allowed)
     check_ids("source", source, model.input_vocab_size)
     if source.shape[1] > model.max_len:
         allowed = f"at most max_len={model.max_len} long"
