@@ -121,7 +121,8 @@ def _storing(
         """
         args = tuple(map(as_int, args))
         kwargs = {name: as_int(value) for name, value in kwargs.items()}
-        if isinstance(self, keras.Model) and isinstance(kwargs.get("dtype"), keras.dtype_policies.DTypePolicyMap):
+        is_map = isinstance(kwargs.get("dtype"), keras.dtype_policies.DTypePolicyMap)
+        if is_map and issubclass(type(self), keras.Model):
             message = "dtype must be one policy for all parts of a model, got a DTypePolicyMap"
             raise ParameterError("dtype", "DTypePolicyMap", "one policy for all parts of a model", message)
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
