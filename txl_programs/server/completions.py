@@ -89,7 +89,7 @@ def can_write(vocab: Vocab, text: str, characters: frozenset[str]) -> bool:
 
     A stop string may begin and end inside a word, unlike the stop strings of `txl_tf.language.stopping`.
     """
-    if vocab.level not in ("byte", "subword"):
+    if characters:
         return characters.issuperset(text)
     try:
         spell(vocab, text)

@@ -73,10 +73,9 @@ def is_overridden(part: Any, name: str) -> bool:
 
 def _methods_of_instance(part: Any) -> set[str]:
     """Names of the methods that a user has set on the object itself, in place of those of its class."""
-    functions = {name: value for name, value in vars(part).items() if callable(value)}
-    methods = {name for name in functions if inspect.isfunction(getattr(type(part), name, None))}
-    packages = {name: (getattr(functions[name], "__module__", None) or "").partition(".")[0] for name in methods}
-    return {name for name in methods if packages[name] not in ("txl_tf", "keras")}  # Keras sets `build`, for example
+    functions = [name for name, value in vars(part).items() if callable(value)]
+    methods = [name for name in functions if inspect.isfunction(getattr(type(part), name, None))]
+    return {name for name in methods if is_overridden(part, name)}  # Keras sets `build`, for example
 
 
 def _function_of(member: Any) -> Any:

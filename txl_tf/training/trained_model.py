@@ -193,7 +193,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         made_with = [getattr(method, "__func__", method) for method in methods]
         made_with += [self.run_eagerly, self.jit_compile]
         if function == "train_function":
-            # Keras compares variables by their values.
+            # `id`, because `==` of two variables compares their values.
             made_with += [getattr(self, "optimizer", None), *map(id, self.trainable_variables)]
         self._hooks_of = self._hooks_of or {}
         before = self._hooks_of.get(function, made_with)
