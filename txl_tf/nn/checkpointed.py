@@ -62,6 +62,7 @@ def named_parts(name: str, value: Any) -> dict[str, Any]:
         return {name: value.state}
     if not isinstance(value, (list, tuple, dict)):
         return {}
+    value = list(value) if isinstance(value, list) else value  # Keras does not look into a `PartList`
     paths_and_parts: Any = keras.tree.flatten_with_path(value)
     parts = {"-".join(map(str, (name, *path))): part for path, part in paths_and_parts}
     return {key: part for key, part in parts.items() if isinstance(part, (keras.Layer, keras.Variable))}

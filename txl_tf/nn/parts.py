@@ -6,6 +6,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Generator
+from types import FrameType
 from typing import Any
 
 import keras
@@ -262,3 +263,17 @@ def strategy_of(layer: Any) -> Any:
     """The `tf.distribute` strategy in whose scope the weights of a layer were made; without one, that of the caller."""
     strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
     return next(filter(None, strategies), tf.distribute.get_strategy())
+
+
+def in_constructor(x: Any) -> bool:
+    """Whether a constructor of `x` is running.
+
+    It may be that of a user's class or mixin, which nothing of this library wraps, so the call stack is searched.
+    """
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_varnames and frame.f_locals.get(code.co_varnames[0]) is x:
+            return True
+        frame = frame.f_back
+    return False

@@ -22,7 +22,6 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 import keras
@@ -32,7 +31,8 @@ from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of, as_int, is_
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
-from txl_tf.nn.parts import strategy_of
+from txl_tf.nn.part_list import guard_lists
+from txl_tf.nn.parts import in_constructor, strategy_of
 from txl_tf.schema import check_field, check_type
 
 # A function of the name and the value of a setting, which raises ParameterError for a wrong value.
@@ -154,6 +154,7 @@ class Settings(MixedIntoLayer):
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
             return
+        guard_lists(self)
         given = [layer for value in arguments for layer in _as_list(value) if isinstance(layer, keras.Layer)]
         given_layers = [part for layer in given for part in layer._flatten_layers()]
         for layer in given_layers:
@@ -234,7 +235,7 @@ def change(x: Any, name: str, value: Any) -> None:
     is_free = owner is None and name in free_settings_of(x)
     # The constructor of a user's subclass, after the library's. It may use the name for something else: a value that is
     # not valid for the setting is stored as an ordinary attribute.
-    if _in_constructor(x):
+    if in_constructor(x):
         try:
             value = x.check_setting(name, value) if is_free else value
         except ParameterError:
@@ -334,12 +335,12 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     layers = x._tracker.config["layers"][1]
     before = list(layers)
     store(name, value)
-    in_constructor = _in_constructor(x)
+    is_being_made = in_constructor(x)
     if isinstance(current, keras.Layer):
-        if not in_constructor and current in before and layers[len(before) :]:  # Keras has put it at the end
+        if not is_being_made and current in before and layers[len(before) :]:  # Keras has put it at the end
             layers.insert(before.index(current), layers.pop())
         _release(x, current)
-    if not in_constructor:
+    if not is_being_made:
         changed_layer = value if isinstance(value, keras.Layer) else x
         changed_layer.__dict__["_was_replaced"] = True
     if isinstance(value, Settings):
@@ -453,20 +454,6 @@ def _fixed_error(x: Any, name: str, value: Any, current: Any, owner: Any) -> Fix
         reason_or_advice = advice_of_class or f"make a new {type(x).__name__} with {name}={brief(value)}"
     message = f"{name} of {_named(x)} is {brief(current)} and cannot change to {brief(value)}: {reason_or_advice}"
     return FixedAttributeError(name, value, f"{brief(current)}, as it was made", message)
-
-
-def _in_constructor(x: Any) -> bool:
-    """Whether a constructor of `x` is running.
-
-    It may be that of a user's class or mixin, which nothing of this library wraps, so the call stack is searched.
-    """
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__init__" and code.co_varnames and frame.f_locals.get(code.co_varnames[0]) is x:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _same(value: Any, other: Any) -> bool:
