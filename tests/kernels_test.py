@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_tf.kernels import cpu, fusion, plain
+from txl_tf.kernels import attending, cpu, fusion, plain
+from txl_tf.kernels import threads as kernel_threads
 from txl_tf.kernels.dropout import Drop
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.fusion import fusing
@@ -77,17 +78,47 @@ def test_fast_operations_are_the_plain_ones(name, dtype, size, monkeypatch):
         np.testing.assert_allclose(tf.cast(found, tf.float64), wanted, rtol=0, atol=TOLERANCE[dtype] * scale)
 
 
+@pytest.mark.parametrize("at_a_time", [1, 2, 5])
 @pytest.mark.parametrize("kernel", [[6, 1024], [1024, 6], [6, 1000], [1024, 1024]], ids=str)
-def test_projections_with_avx2_are_the_plain_ones(kernel, monkeypatch):
+def test_projections_with_avx2_are_the_plain_ones(kernel, at_a_time, monkeypatch):
     monkeypatch.setattr(fusion, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(cpu, "_LARGE_KERNEL", 1)
     monkeypatch.setattr(cpu, "_has_only_avx2", lambda: True)
-    monkeypatch.setattr(cpu, "operations_at_a_time", lambda: 1)
+    for module in (cpu, kernel_threads):
+        monkeypatch.setattr(module, "operations_at_a_time", lambda: at_a_time)
     rng = np.random.default_rng(4)
     for rows in ([3, 7], [2, 1]):  # few rows take another operation
         tensors = [tf.constant(rng.normal(size=shape), tf.float32) for shape in ([*rows, kernel[0]], kernel)]
         expected, actual = (values_and_gradients(module, "project", tensors, []) for module in (plain, cpu))
         for found, wanted in zip(actual, expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("avx2", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17])
+def test_products_of_heads_are_those_of_tensorflow(rows, avx2, monkeypatch):
+    monkeypatch.setattr(cpu, "_has_only_avx2", lambda: avx2)
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=[2, rows, 4]), rng.normal(size=[2, 5, 4])
+    for transposed, factor in ((True, b), (False, b.swapaxes(1, 2))):
+        products = cpu.products_of_heads(tf.constant(a), tf.constant(factor), transpose_b=transposed)
+        np.testing.assert_allclose(tf.stack(products), a @ b.swapaxes(1, 2), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_rows", [1, 5, 8])
+@pytest.mark.parametrize("of_all_rows", [True, False])
+def test_rows_attend_in_shares_as_they_do_at_once(n_rows, of_all_rows, monkeypatch):
+    rng = np.random.default_rng(6)
+    q, k, v = (tf.constant(rng.normal(size=[n_rows, 2, length, 3])) for length in (1, 6, 6))
+    scores = tf.constant(rng.normal(size=[2, 1, 6] if of_all_rows else [2, n_rows, 1, 6]))
+    if of_all_rows:
+        scores = tf.unstack(scores)
+    visible = tf.constant(rng.random([1 if of_all_rows else n_rows, 1, 1, 6]) < 0.7)
+    rows_first = [attending.RowsFirst(x) for x in (q, k, v)]
+    expected = attending.attend(*rows_first, scores, visible)
+    for module in (attending, kernel_threads):
+        monkeypatch.setattr(module, "operations_at_a_time", lambda: 2)
+    np.testing.assert_allclose(attending.attend(*rows_first, scores, visible), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

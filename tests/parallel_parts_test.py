@@ -17,6 +17,8 @@ from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.train import train_run
 from txl_tf.training import threads
 
+pytestmark = pytest.mark.ci
+
 SLOW = pytest.mark.slow
 ROWS = 4
 DROPPING = {"n_layer": 2, "dropout": 0.2, "dropatt": 0.1}
@@ -294,13 +296,13 @@ def test_an_evaluation_chooses_parts(tmp_path, trained_run, request, eager):
         evaluated(parallel_parts=3)
 
 
-@pytest.mark.parametrize("cores, set_for", [(1, []), (2, [2]), (3, [])])
-def test_a_few_texts_have_one_thread_for_each_operation_on_two_cores(two_cores, monkeypatch, cores, set_for):
+@pytest.mark.parametrize("cores, rows, set_for", [(1, 1, []), (2, 1, [2]), (2, 16, [2]), (2, 17, []), (3, 1, [])])
+def test_a_few_texts_have_one_thread_for_each_operation_on_two_cores(two_cores, monkeypatch, cores, rows, set_for):
     monkeypatch.setattr(threads, "cores", lambda: cores)
-    threads.set_threads_for_few_texts()
+    threads.set_threads_for_texts(rows)
     assert two_cores == set_for
     monkeypatch.setattr(threads, "can_set_threads", lambda: False)
-    threads.set_threads_for_few_texts()
+    threads.set_threads_for_texts(rows)
     assert two_cores == set_for
 
 
@@ -338,6 +340,9 @@ def test_a_run_in_a_new_process_sets_the_threads(tmp_path):
 def test_as_many_operations_as_parts_run_at_a_time_but_not_more_than_cores(parts, operations):
     body = "from txl_tf.kernels.threads import operations_at_a_time as found\nthreads.set_threads({})\nprint(found())"
     assert output_of(body.format(parts))[0] == str(operations)
+    by_variables = body.replace("threads.set_threads({})", "")
+    variables = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": str(parts)}
+    assert output_of(by_variables, **variables)[0] == str(parts)
 
 
 @SLOW

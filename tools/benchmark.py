@@ -18,7 +18,7 @@ and data) in `SHAPES` of tools/benchmarking/shapes.py; flags change it.
                                        contestant shows the speed without parts. The words are 33,278, in three
                                        clusters. On processors with AMX, training is also measured with float32
                                        products of factors rounded to bfloat16. The evaluation has the published shape
-                                       of enwik8. Generation of up to four texts has the threads of generate.py; a
+                                       of enwik8. Generation of up to 16 texts has the threads of generate.py; a
                                        contestant ("1 part") shows the speed without them. Others only read as many
                                        bytes as a token needs: a bound of its speed
     preparation                        words/s from a text like WikiText-103's to token files

@@ -116,7 +116,7 @@ from txl_tf.language.text_generator import (
     encode_prompt,
 )
 from txl_tf.runs.folder import RunFolder
-from txl_tf.training.threads import set_threads_for_few_texts
+from txl_tf.training.threads import set_threads_for_texts
 
 READ_AT_ONCE = 512  # tokens of a prompt per call: prompts of any length need one graph
 # The program prints the tokens of `WRITTEN_SECONDS` at once, but at least 4 and at most 64, because each call of the
@@ -475,6 +475,5 @@ def answer_typed(writer):
 
 
 if __name__ == "__main__":
-    if FLAGS.input is None:
-        set_threads_for_few_texts()
+    set_threads_for_texts(FLAGS.beam_size * (1 if FLAGS.input is None else FLAGS.batch_size))
     run(main)

@@ -154,7 +154,7 @@ def parallel_parts(mode, shape):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if mode == "generation":
-        return 2 if cores == 2 and shape["batch_size"] <= 4 else 1
+        return 2 if cores == 2 and shape["batch_size"] <= 16 else 1
     divisors = [parts for parts in range(1, min(cores, 8) + 1) if shape["batch_size"] % parts == 0]
     return max(divisors, key=lambda parts: (parts * (cores // parts), parts))
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 import txl_tf.kernels as ops
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.kernels.threads import operations_at_a_time, shares
 from txl_tf.kernels.watching import current_record
 
 
@@ -121,8 +122,23 @@ def _attend_rows_first(
         position_scores = tf.stack(position_scores, len(position_scores[0].shape) - 2)
     elif position_scores is not None and len(position_scores.shape) == 4:
         position_scores = tf.transpose(position_scores, [1, 0, 2, 3])
-    probs = ops.masked_softmax(ops.query_matmul(q, k, transpose_b=True), visible, position_scores)
-    return ops.query_matmul(dropout(probs, dropatt, dropout_key), v)
+
+    def attend_rows(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, position_scores: Tensor | None) -> Any:
+        """Attention of all rows that the arguments have."""
+        probs = ops.masked_softmax(ops.query_matmul(q, k, transpose_b=True), visible, position_scores)
+        return ops.query_matmul(dropout(probs, dropatt, dropout_key), v)
+
+    arguments = (q, k, v, visible, position_scores)
+    n_rows = q.shape[0]
+    if n_rows is None or dropout_key is not None or operations_at_a_time() == 1:
+        return attend_rows(*arguments)
+    # One core computes the position scores first, so there are two shares for each core.
+    return tf.concat([attend_rows(*(_some_rows(x, rows) for x in arguments)) for rows in shares(n_rows, 2)], 0)
+
+
+def _some_rows(x: Tensor | None, rows: slice) -> Tensor | None:
+    """These rows of a tensor `[B, H, any, any]`. What is the same for all rows is returned unchanged."""
+    return x if x is None or len(x.shape) < 4 or x.shape[0] == 1 else x[rows]
 
 
 def _scaled(q: Tensor, position_scores: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:

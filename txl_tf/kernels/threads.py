@@ -1,5 +1,7 @@
 """How TensorFlow uses its threads on a CPU, as far as the choice and the order of operations depend on it."""
 
+import itertools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,11 +11,33 @@ import tensorflow as tf
 def operations_at_a_time() -> int:
     """How many operations TensorFlow computes at the same time, each on one thread, after `set_threads`.
 
-    It is 1 if several threads work together on each operation, TensorFlow's default.
+    It is 1 if several threads work together on each operation, TensorFlow's default. TensorFlow reads the environment
+    for what the program has not set.
     """
     threading = tf.config.threading
-    has_one_thread = threading.get_intra_op_parallelism_threads() == 1
-    return max(threading.get_inter_op_parallelism_threads(), 1) if has_one_thread else 1
+    threads = threading.get_intra_op_parallelism_threads() or _number_in("TF_NUM_INTRAOP_THREADS")
+    operations = threading.get_inter_op_parallelism_threads() or _number_in("TF_NUM_INTEROP_THREADS")
+    return max(operations, 1) if threads == 1 else 1
+
+
+def _number_in(variable: str) -> int:
+    """The number in a variable of the environment; 0 if there is none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else 0
+
+
+def shares(number: int, of_each: int = 1) -> list[slice]:
+    """Divides `number` things into slices of about the same length, for operations at the same time.
+
+    Args:
+        number: at least 1.
+        of_each: how many slices there are for each of several `operations_at_a_time`. More than one is for operations
+            that do not start at the same time.
+    """
+    at_a_time = operations_at_a_time()
+    n_shares = min(at_a_time * of_each, number) if at_a_time > 1 else 1
+    borders = [number * share // n_shares for share in range(n_shares + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(borders)]
 
 
 def at_the_same_time(compute: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:

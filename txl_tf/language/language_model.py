@@ -392,7 +392,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     _search_tokens = compiled_method()(generation.search_tokens)
 
-    @compiled_method()
+    @compiled_method(reduce_retracing=True)
     def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:
         """`uniform_draws` for the first `n_tokens` tokens, as a graph."""
         return uniform_draws(seeds, 0, n_tokens)

@@ -22,6 +22,7 @@ MAX_PARTS = 8  # every part computes gradients of all weights, which memory must
 MAX_WEIGHTS_PER_TOKEN = 10_000
 # TensorFlow prepares a step of several parts for about a second longer. A run of fewer tokens does not regain it.
 MIN_TOKENS = 100_000
+FEW_TEXTS = 16  # are generated faster with one thread for each operation, on two cores
 
 _set_for = 1  # the number of parts for which `set_threads` has set the threads
 
@@ -32,7 +33,7 @@ def set_threads(parallel_parts: int) -> None:
 
     TensorFlow then runs as many operations at a time as there are parts, at most one on each core, and divides the
     cores among them. With 1 part, it uses all cores for each operation, its default. On two cores, 2 parts also speed
-    up the generation of one to four texts.
+    up the generation of up to 16 texts.
 
     Raises:
         ParameterError: `parallel_parts` is not a positive integer.
@@ -83,14 +84,14 @@ def choose_parallel_parts(rows: int, n_tokens: float, weights_per_token: float =
     return max(divisors, key=lambda parts: (parts * (cores() // parts), parts))
 
 
-def set_threads_for_few_texts() -> None:
-    """Sets TensorFlow's threads for the generation of one text or a few at a time, unless that is too late.
+def set_threads_for_texts(rows: int) -> None:
+    """Sets TensorFlow's threads for the generation of so many texts at a time, if it helps and is not too late.
 
     The operations for a token are so small that a second thread takes longer to begin than it saves. So each operation
-    gets one thread, and the cores compute different operations, such as heads. This was measured on two cores only, so
-    with more cores, TensorFlow keeps its default.
+    gets one thread, and the cores compute different operations, such as heads or shares of a product. This was measured
+    on two cores only, so with more cores, TensorFlow keeps its default. It also does for more than `FEW_TEXTS`.
     """
-    if cores() == 2 and can_set_threads():
+    if rows <= FEW_TEXTS and cores() == 2 and can_set_threads():
         set_threads(2)
 
 
