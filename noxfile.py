@@ -45,8 +45,15 @@ def fast(session):
 
 
 @nox.session
+def ci(session):
+    """The tests of `.ci/run`: the fast ones, and those that are marked ci."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "--ci", "-m", "not slow", *session.posargs)
+
+
+@nox.session
 def slow(session):
-    """The slow tests, about 45 minutes."""
+    """The slow tests, with those that are marked ci, about 50 minutes."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
 

@@ -14,6 +14,8 @@ import txl_tf
 from txl_tf.data.batching import EpochBatches
 from txl_tf.training import among_workers
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture
 def replicas_as_workers(monkeypatch):

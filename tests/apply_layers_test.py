@@ -62,6 +62,7 @@ def test_a_loop_in_eager_mode_gives_what_the_layers_give_one_after_the_other(nam
     check(name, "eager", recompute, segments=1)
 
 
+@pytest.mark.ci
 def test_a_loop_in_a_graph_gives_what_the_layers_give_one_after_the_other():
     check("own biases", "graph", recompute=True, trainings=[True], segments=1, n_layer=2)
 
@@ -129,6 +130,7 @@ def own_dtype(layers):
     layers[1].autocast = False
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("change", [own_class, own_call, own_number, own_dtype])
 def test_layers_that_differ_are_called_one_after_the_other(change, recompute):

@@ -71,6 +71,7 @@ def mean(weights):
     }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "arguments, steps",
     [

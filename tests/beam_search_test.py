@@ -96,6 +96,7 @@ def test_a_beam_does_not_prefer_a_target_because_the_right_one_could_not_end(mos
     assert np.all(np.diff(scores[0]) <= 0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [{}, {"beam_size": 2, "n_best": 2}, pytest.param({"temperature": 1.0, "seed": 3}, marks=pytest.mark.slow)],
@@ -124,6 +125,7 @@ def test_symbols_that_cannot_be_suppressed_are_refused(model, given, name):
         model.generate(SOURCE, start=START, end=END, suppress_tokens=given, beam_size=4)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"beam_size": 3, "n_best": 2}], ids=str)
 def test_numbers_may_be_numpy_s(model, options):
     numbers = {"start": START, "end": END, "max_new_tokens": 4, **options}
@@ -154,6 +156,7 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
     assert np.all(wider.numpy()[ends] >= greedy_scores.numpy()[ends] - 1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_rows_of_different_limits_are_searched_as_alone(model, size):
     source = np.random.default_rng(2).integers(3, 7, [6, 4]).astype(np.int32)

@@ -321,6 +321,7 @@ def computed(monkeypatch):
     monkeypatch.setattr(check_reference, "model_arrays", lambda folder, golden: found)
 
 
+@pytest.mark.ci
 def test_missing_arrays_are_found(tmp_path, capsys, computed):
     copy_with(tmp_path, lambda golden: [golden.pop(name) for name in ("train/loss", f"grad/{KERNEL}")])
     assert check_reference.main([str(tmp_path)]) == 1

@@ -126,6 +126,7 @@ def test_a_model_of_the_user_s_is_whole(tmp_path):
     np.testing.assert_array_equal(other(tokens), expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "make_optimizer",
     [

@@ -92,6 +92,7 @@ def test_more_layers_are_hardly_more_program(stablehlo, recompute, arguments):
     assert 0 < counts[4] - counts[2] < 2 * 11 * 55
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "program",
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "training")) for name in compile_for_tpu.PROGRAMS],

@@ -6,6 +6,8 @@ import pytest
 
 import txl_tf
 
+pytestmark = pytest.mark.ci
+
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(1, 12, [4, 5])
 TAGS = RNG.integers(0, 3, [4, 5])

@@ -93,6 +93,7 @@ def test_keras_file_holds_all_of_the_model(case, tmp_path):
     assert_all_close(outputs(loaded, inputs), outputs(model, inputs), rtol=0, atol=0)
 
 
+@pytest.mark.ci
 @fast_for("adaptive_language_model")
 def test_xla_computes_the_same_outputs(case):
     inputs = case.inputs()
@@ -191,6 +192,7 @@ assert not [name for name in sys.modules if name.startswith("txl_tf")]
 """
 
 
+@pytest.mark.ci
 @fast_of_slow("transformer")
 def test_an_export_gives_the_outputs_for_batches_of_any_size_and_length(case, tmp_path):
     model = case.make_random()

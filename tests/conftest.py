@@ -21,8 +21,8 @@ import pytest
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
-TIDY = 700  # MB, from which on a process gives back memory after a file
-SECONDS_BETWEEN_SUMS = 5  # of the memory of all processes: the system takes long to divide shared pages among them
+TIDY, STEP = 700, 50  # MB, from which on a process gives back memory after a file, and again after how much more
+SECONDS_BETWEEN_SUMS = 10  # of the memory of all processes: the system takes long to divide shared pages among them
 
 
 def pytest_addoption(parser):
@@ -32,6 +32,7 @@ def pytest_addoption(parser):
         default=0,
         help="added to the seeds of the tests' random data, on which no test may depend",
     )
+    parser.addoption("--ci", action="store_true", help="do not count tests that are marked ci as slow")
     parser.addoption("--grappler", action="store_true", help="make TensorFlow rewrite the graphs of fast tests, too")
 
 
@@ -49,6 +50,15 @@ def pytest_configure(config):
     else:
         config.pluginmanager.register(Limits(), "limits")
     config.pluginmanager.import_plugin("common_fixtures")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Without --ci, a test that is marked ci is slow, too."""
+    if not config.getoption("ci"):
+        for item in items:
+            if item.get_closest_marker("ci"):
+                item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,6 +93,7 @@ class Limits:
 
     def __init__(self):
         self.problems, self.peak = [], 0
+        self.kept = TIDY - STEP  # MB after the last time
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):
@@ -93,14 +104,15 @@ class Limits:
             self.problems.append(
                 f"{item.nodeid} took {min(seconds, wall):.1f} s: fast tests take {MOST_SECONDS} s at most"
             )
-        if (nextitem is None or nextitem.path != item.path) and forking.memory() > TIDY:
+        if (nextitem is None or nextitem.path != item.path) and forking.memory() > self.kept + STEP:
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
+            self.kept = forking.memory()
         return result
 
 
 class Meter:
-    """In the process that deals out the tests: the memory of all, every two seconds, and what workers found."""
+    """In the process that deals out the tests: the memory of all, every ten seconds, and what workers found."""
 
     def __init__(self):
         self.problems, self.peaks, self.most, self.ended = [], [], 0, threading.Event()

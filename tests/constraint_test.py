@@ -10,6 +10,8 @@ from helpers import SMALL, Subwords, raises_parameter, randomise
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
 
+pytestmark = pytest.mark.ci
+
 pytest.importorskip("outlines_core")
 
 SLOW = pytest.mark.slow

@@ -15,6 +15,8 @@ from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.vanilla.translator import check_search
 
+pytestmark = pytest.mark.ci
+
 SLOW = pytest.mark.slow
 N_TOKEN = 7
 

@@ -18,6 +18,8 @@ from helpers import mentions
 from txl_programs.demo.limits import Limits
 from txl_programs.web import senders, terminal
 
+pytestmark = pytest.mark.ci
+
 HOST = {"host": "127.0.0.1:7860"}
 JOIN = "/gradio_api/queue/join"
 OPEN_ROUTES = {  # each of Gradio's that a request can reach; the others may write files or show what they need not

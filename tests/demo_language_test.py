@@ -21,6 +21,8 @@ from txl_tf.language.sampling import check_sampling
 from txl_tf.language.stopping import check_stops
 from txl_tf.language.text_generator import encode_prompt
 
+pytestmark = pytest.mark.ci
+
 CHINESE = re.compile("[\u4e00-\u9fff]")
 SOURCES = sorted((ROOT / "txl_programs/demo").rglob("*.py"))
 

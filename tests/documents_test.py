@@ -34,6 +34,8 @@ from txl_tf.runs.families.language_model import LanguageModelRun
 from txl_tf.runs.folder import RunFolder, load_run
 from txl_tf.runs.scoring import score_lines
 
+pytestmark = pytest.mark.ci
+
 END = 0
 TOKENS = np.array([1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 7, 8], np.int32)  # the third document is empty, the last has no end
 PARTS = [[1, 2, 0], [3, 0], [0], [4, 5, 6, 0], [7, 8]]

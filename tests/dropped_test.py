@@ -12,6 +12,8 @@ from dropping import TOKENS, USES, language_model, trained
 import txl_tf
 from txl_tf.kernels import fusion
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture
 def graphs(monkeypatch):

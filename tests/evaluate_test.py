@@ -27,6 +27,7 @@ def evaluate(model_dir, data=None, model=None, **evaluation):
     return evaluate_run(model_dir, data=data, model=model, evaluation=EvaluationConfig(**evaluation))
 
 
+@pytest.mark.ci
 def test_evaluation_takes_the_checkpoint_and_settings_it_is_told(trained_run):
     trained, final = trained_run[0], trained_run[1]["valid"]
     before = evaluate(trained, eval_ckpt_path=str(trained / "ckpt-6"), max_eval_batch=10)["valid"]

@@ -42,6 +42,8 @@ from txl_tf.serving.signatures import served_model
 from txl_tf.serving.subwords import SubwordTokenizer
 from txl_tf.serving.tables import GraphTokenizer
 
+pytestmark = pytest.mark.ci
+
 SEGMENTS = [(0, 6), (6, 7), (7, 14)]  # of the 14 tokens that are read: longer, shorter than the memory of 4, and one
 TEXTS = ["w3 w5\nw1 unheard-of", "", "w7"]
 SAMPLING = {

@@ -83,6 +83,7 @@ def by_us(data, options):
     return recorder.seen, history.history, model.get_weights()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(
     "options",

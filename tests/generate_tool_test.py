@@ -277,6 +277,7 @@ def test_text_appears_while_it_is_written(word_run):
     assert len(early) > 20 and sum(map(len, early[:10])) < len(text) / 2
 
 
+@pytest.mark.ci
 def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, monkeypatch, capsys):
     vocab = Vocab(level="char", special=["\n", *"abcd"])
     vocab.build()
@@ -362,6 +363,7 @@ def texts_of(vocab, prompt, generated):
     return [vocab.decode(row[len(prompt) : n]) for row, n in zip(tokens, lengths, strict=True)]
 
 
+@pytest.mark.ci
 def test_beam_search_prints_the_best_texts(tool, char_run, tmp_path, capfd):
     """The same for a prompt alone and for one line among others, and by a pipeline."""
     folder, vocab, lm = char_run
@@ -388,6 +390,7 @@ def test_beam_search_prints_the_best_texts(tool, char_run, tmp_path, capfd):
     assert found == [expected["7"], expected["ab"]] and len(set(expected["ab"])) == 2
 
 
+@pytest.mark.ci
 def test_texts_match_a_regular_expression_and_their_end_is_not_printed(tool, char_run, tmp_path, monkeypatch, capfd):
     pytest.importorskip("outlines_core")
     folder, vocab, lm = char_run
@@ -416,6 +419,7 @@ def test_texts_match_a_regular_expression_and_their_end_is_not_printed(tool, cha
     assert capfd.readouterr().out == f"ab{best.removesuffix(chr(10))}\n"
 
 
+@pytest.mark.ci
 def test_json_of_a_schema_and_its_file(tool, char_run, tmp_path, capfd):
     pytest.importorskip("outlines_core")
     schema = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}
@@ -436,6 +440,7 @@ def test_json_of_a_schema_and_its_file(tool, char_run, tmp_path, capfd):
         run_here(tool, *arguments, "--prompt=ab")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "flags, end",
     [
@@ -463,6 +468,7 @@ def test_a_form_ends_at_the_end_of_a_document_if_there_are_documents(tool, tmp_p
     assert capfd.readouterr().out == "abbba\n"
 
 
+@pytest.mark.ci
 def test_suppressed_tokens_do_not_occur(tool, word_run, monkeypatch, capfd):
     folder, vocab, lm = word_run
     prompt, options = vocab.encode("w3")[None], {"seed": 3, "temperature": 1.5}
@@ -483,6 +489,7 @@ def test_suppressed_tokens_do_not_occur(tool, word_run, monkeypatch, capfd):
     assert not set(out.removeprefix("w3").split()) & {"w3", "w5"} and out.count("\n") == 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("family", ["TransformerXLLM", pytest.param("TransformerLM", marks=pytest.mark.slow)])
 def test_a_long_prompt_is_read_in_pieces_wherever_it_comes_from(tool, tmp_path, monkeypatch, capfd, family, eager):
     vocab = word_vocab()

@@ -130,6 +130,7 @@ def test_seeds_decide_the_draws_and_the_number_of_tokens_does_not(lm, prompt):
     assert np.any(unseeded[0] != unseeded[1])
 
 
+@pytest.mark.ci
 def test_numbers_may_be_numpy_s(lm, prompt):
     numbers = {"num_return_sequences": 2, "seed": 3, "top_k": 5, "stop_token": 4, "segment": 4}
     of_numpy = {name: np.int64(number) for name, number in numbers.items()}

@@ -13,6 +13,8 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.language import text_generator
 from txl_tf.runs.harness import HarnessMethods, harness_model
 
+pytestmark = pytest.mark.ci
+
 needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval: pip install it")
 
 

@@ -13,6 +13,8 @@ from txl_tf.data.text.corpus import load_corpus, prepare_ids
 from txl_tf.language.text_generator import TextStream
 from txl_tf.serving.export import local_signatures
 
+pytestmark = pytest.mark.ci
+
 WORDS = ["The cat sat on the mat, and so on.\n" * 5, "naïve café 诗 hello\n\n  world foo_bar 12345\t x"] * 20
 SENTENCE = "The cat naïve 诗\n\n  world"
 SHORT = {"training": {"train_steps": 3, "save_steps": 3}, "evaluation": {"max_eval_batch": 3}}

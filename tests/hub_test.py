@@ -30,6 +30,8 @@ from txl_tf.convert.hub import Address
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.runs.folder import RunFolder
 
+pytestmark = pytest.mark.ci
+
 pytest.importorskip("huggingface_hub", reason="the hub needs huggingface_hub: pip install huggingface_hub")
 
 WORDS = word_vocab().symbols

@@ -76,6 +76,7 @@ def test_embeddings_have_dropout_padding_and_gradients(eager):
     assert np.abs(gradient[:, :3]).min() > 0 and not gradient[:, 3:].any()  # saliency of the past alone
 
 
+@pytest.mark.ci
 def test_a_functional_model_of_features(tmp_path):
     features = keras.Input([6, 3])
     network = txl_tf.TransformerXL(**{**SMALL, "n_layer": 1, "n_head": 1, "dropout": 0.0}, mem_len=2)
@@ -116,6 +117,7 @@ def test_other_inputs_are_refused(eager):
 # ---------------------------------------- ends of documents and episodes
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("positions", RINGS)
 def test_flags_cut_the_memory_as_a_token_does(positions, eager):
     """A flag at a token is `reset_token` as the next one, which gets another document."""
@@ -165,6 +167,7 @@ def test_padding_and_flags(eager):
         close(mems[0][b], own_mems[0][0])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("positions", RINGS)
 @pytest.mark.parametrize("options", [{"n_layer": 1}, {"reset_token": END, "pre_lnorm": True}], ids=str)
 def test_cached_segments_are_those_of_the_network(positions, options, eager):
@@ -189,6 +192,7 @@ def of_documents(text, done):
     return tf.data.Dataset.from_tensor_slices(({"tokens": tokens, "done": ends}, labels))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("static_shapes", [False, pytest.param(True, marks=SLOW)])
 def test_datasets_with_flags(static_shapes):
     lm, text, done = make(n_layer=1), words(4, 16), flags(4, 16, (2, 9), (4,), (), (14,))

@@ -14,6 +14,8 @@ from helpers import SMALL, raises_parameter
 import txl_tf
 from txl_tf.training.keras_arguments import by_name
 
+pytestmark = pytest.mark.ci
+
 TOKENS = np.arange(12).reshape([3, 4])
 SENTENCES = {"chars": np.array([[1, 2, 3], [3, 4, 0], [2, 2, 1], [5, 0, 0]])}
 TAGS = np.array([[0, 1, 2], [1, 2, 0], [0, 0, 0], [1, 0, 0]])

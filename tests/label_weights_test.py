@@ -235,6 +235,7 @@ def test_score_in_a_graph_knows_ignored_labels_too(small_lm, small_batches):
 IDS = np.zeros([2, 5], np.int32)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("bad", [-0.5, np.nan, np.inf])
 def test_a_weight_that_is_negative_or_not_finite_is_refused(small_lm, bad):
     weights = np.ones([2, 5], np.float32)
@@ -311,6 +312,7 @@ def test_weights_of_unknown_rank_are_of_labels_or_of_rows(shape):
     np.testing.assert_array_equal(checked_weights(weights), expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("shape", [[], [5], [3], [2, 0], [2, 4], [1, 5], [2, 5, 1]], ids=str)
 def test_weights_of_unknown_rank_and_another_shape_are_refused(shape):
     with raises_naming(tf.errors.InvalidArgumentError, "weights", "[batch]", "[batch, tgt_len]"):
@@ -336,6 +338,7 @@ def test_other_ids_outside_the_vocabulary_stay_errors(small_lm):
 # ---------------------------------------- the form of batches
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
 def test_batches_without_ignored_labels_have_no_column_of_weights(dtype):
     """So that they take the step without weights."""

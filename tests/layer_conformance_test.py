@@ -291,6 +291,7 @@ def probes(case):
 ANY_RANK = "Embeddings", "AdaptiveEmbedding", "LayerNorm", "RMSNorm", "PositionWiseFFN"
 
 
+@pytest.mark.ci
 def test_wrong_inputs_are_named_by_the_first_line_of_the_error():
     unnamed, n = [], 0
     for case in LAYERS:
@@ -353,6 +354,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.ci
 @all_of(TRAINED, fast=FAST[:1])
 def test_a_model_is_trained_with_dropout_saved_goes_on_and_is_exported(case, tmp_path):
     model = model_with(case)

@@ -13,6 +13,8 @@ from txl_tf.runs import folder as folders
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def dead():

@@ -116,6 +116,7 @@ def randomise_weight(weight):
     weight.assign(np.random.default_rng(1).normal(0, 0.4, weight.shape))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "setting", ["eager", *(pytest.param(name, marks=SLOW) for name in ("jit_compile", "recompute", "reloaded"))]
 )

@@ -143,6 +143,7 @@ def test_memory_starts_from_zeros_in_every_fit_and_goes_on_over_epochs(scoring_l
         np.testing.assert_allclose(losses.loss, [*first, *second], rtol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("k", [1, pytest.param(2, marks=SLOW)])
 def test_segments_may_differ_in_length_and_history_holds_means_over_tokens(small_lm, scoring_lm, k):
     rng = np.random.default_rng(0)
@@ -204,6 +205,7 @@ def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(three
         three_steps_lm.fit(dataset_of(*small_batches(n=3)).repeat(), steps_per_epoch=4)
 
 
+@pytest.mark.ci
 def test_an_evaluation_reads_no_batch_after_its_steps(three_steps_lm, scoring_lm, small_batches):
     lm, batches = three_steps_lm, small_batches(n=5)
     expected = mean_scores(scoring_lm, *batches)[0][:4].mean()
@@ -455,6 +457,7 @@ def on_batches(lm, batches):
 EAGER_STATIC = {"steps_per_execution": 3, "static_shapes": True, "run_eagerly": True}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [pytest.param({}, marks=SLOW), {"dropout": 0.2, "dropatt": 0.2}],
@@ -618,6 +621,7 @@ def test_train_on_batch_needs_an_optimizer_and_rows_for_every_replica(small_lm, 
 METRICS = {"perplexity": np.exp, "bits": lambda nll: nll / np.log(2)}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "replicas, k, run_eagerly",
     [(1, 3, True), *(pytest.param(replicas, k, False, marks=SLOW) for replicas in (1, 2) for k in (1, 3))],
@@ -830,6 +834,7 @@ def dataset_in(arrays):
     return lambda: tf.data.Dataset.from_tensor_slices(arrays)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "x, kind, way",
     [
@@ -939,6 +944,7 @@ def test_an_empty_dataset_is_an_error(scoring_lm):
         scoring_lm.fit(empty, verbose=0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("replicas, k", [(1, 1), pytest.param(1, 2, marks=SLOW), pytest.param(2, 1, marks=SLOW)])
 def test_errors_about_a_batch_are_one_sentence(small_lm, scoring_lm, request, replicas, k):
     lm = scoring_lm

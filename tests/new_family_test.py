@@ -35,6 +35,8 @@ from txl_tf.runs.families.record import FAMILIES, family_of, family_of_model
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import weights_by_name
 
+pytestmark = pytest.mark.ci
+
 FAMILY, USE, LM_FAMILY, LM_USE = re.findall(
     r"^```python\n(.*?)^```", (ROOT / "docs" / "development.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )

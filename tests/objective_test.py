@@ -94,6 +94,7 @@ def test_each_part_of_the_objective_counts(eager):
             assert max(np.abs(one[path] - other[path]).max() for path in one) > 1e-4
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [
@@ -189,6 +190,7 @@ def test_a_softmax_with_its_own_tables_is_that_of_another_embedding(options, eag
     np.testing.assert_array_equal(lm.softmax(hidden, embedding=lm.network.embedding), expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("model", [txl_tf.TransformerXLLM, txl_tf.TransformerLM])
 def test_all_of_the_tables_are_trained_saved_and_restored(model, tmp_path, eager):
     lm, data = make(model=model, tie_weight=False, **BINS), batch()

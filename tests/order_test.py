@@ -7,6 +7,8 @@ import tensorflow as tf
 import txl_tf
 from txl_tf.data.order import is_shuffled
 
+pytestmark = pytest.mark.ci
+
 Dataset = tf.data.Dataset
 SEGMENTS = np.zeros([6, 2, 5], np.int32)  # six batches of two rows of five tokens
 

@@ -6,6 +6,8 @@ from helpers import assert_variables_equal, log_rows, raises_parameter, read_che
 
 from txl_tf.runs.callbacks import step_of
 
+pytestmark = pytest.mark.ci
+
 SLOW = pytest.mark.slow
 
 

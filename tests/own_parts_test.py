@@ -19,6 +19,8 @@ import txl_tf
 from txl_tf.language.sampling import precompute_softmax
 from txl_tf.nn import parts
 
+pytestmark = pytest.mark.ci
+
 SETTINGS = {**own_parts.SETTINGS, "one_layer": own_parts.Setting({"n_layer": 1}, eager=True)}
 
 

@@ -11,6 +11,8 @@ from helpers import SMALL, randomise
 
 import txl_tf
 
+pytestmark = pytest.mark.ci
+
 SLOW = pytest.mark.slow
 
 

@@ -73,6 +73,7 @@ def test_a_small_text_has_fewer_pieces_by_default(lines):
     assert 260 + len(characters) < len(train_line_subwords(lines, None, "bpe")) <= expected
 
 
+@pytest.mark.ci
 def test_vocabularies_are_those_of_each_side_or_shared_or_of_a_file(path, tmp_path):
     corpus = read_pairs(PairsConfig(train_path=path, **both(vocab_size=300)))
     assert [len(vocab) for vocab in corpus.vocabs] == [300, 300]

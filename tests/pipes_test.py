@@ -139,6 +139,7 @@ def test_a_configuration_or_a_shard_that_is_a_pipe_is_refused(tmp_path):
 FILES = ["config.json", "vocab.txt", "checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [*FILES, "log.csv", "tracker.json"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_a_run_with_a_pipe_or_a_folder_in_place_of_a_file_is_one_error(tmp_path, name, make):

@@ -25,7 +25,7 @@ from txl_tf.transformer_xl.attention import create_mask
 from txl_tf.vanilla.transformer import Transformer
 from txl_tf.vanilla.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("opened_once")
+pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("opened_once")]
 LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
 
 

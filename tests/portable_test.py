@@ -15,6 +15,8 @@ from txl_tf.serving import portable
 from txl_tf.serving.portable import FORMATS, export_portable
 from txl_tf.taggers.crf import best_path, crf_decode
 
+pytestmark = pytest.mark.ci
+
 BATCH, LENGTH = 2, 5
 
 

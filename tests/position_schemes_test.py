@@ -177,6 +177,7 @@ def test_a_network_is_a_loop_over_the_equation(positions, eager):
         close(hidden[0], x)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("positions, pos_embed", [("sinusoids", "sin"), ("learned", "learned")])
 def test_absolute_positions_are_those_of_the_vanilla_language_model(positions, pos_embed, eager):
     text = words(2, 14)
@@ -270,6 +271,7 @@ class ListedAlibi(Alibi):
         return tf.unstack(scores) if q.shape[-2] == 1 else scores
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "positions, options",
     [("shifted_relative", {}), ("listed_alibi", {})]
@@ -299,6 +301,7 @@ def test_many_rows_read_a_token_at_once_as_few_rows_do_one_by_one(positions, opt
     np.testing.assert_allclose(read(few_rows=1), read(few_rows=6), atol=tolerance)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("positions", RINGS)
 def test_a_state_of_hidden_states_goes_on_as_those(positions, eager):
     assert_a_cache_continues_hidden_states(make(positions, mem_len=7).network)
@@ -795,6 +798,7 @@ def test_a_segment_that_is_longer_than_what_is_learned_is_refused(eager):
         assert caught.value.name == "tokens" and caught.value.value == 8
 
 
+@pytest.mark.ci
 def test_such_a_segment_is_refused_after_segments_of_other_lengths():
     """A graph that has seen several lengths knows none of them."""
     lm, text = make("learned", context_len=6, n_layer=1, n_head=1), words(2, 9)

@@ -56,6 +56,7 @@ def wrong_calls(source):
     return wrong
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_arguments_of_calls_are_those_of_the_functions(path):
     assert wrong_calls(path.read_text(encoding="utf-8")) == []

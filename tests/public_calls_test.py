@@ -292,6 +292,7 @@ def test_wrong_calls_of_layers_and_other_public_names_are_typed_errors(call, nam
         call()
 
 
+@pytest.mark.ci
 def test_checked_methods_work_inside_a_function_of_tensorflow():
     """AutoGraph converts the code that it calls, also the checks."""
     sizes = {"n_token": 7, "n_layer": 1, "d_model": 4, "d_embed": 4, "n_head": 2, "d_head": 2, "d_inner": 4}

@@ -17,6 +17,8 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import RECORDED
 from txl_tf.runs.weights import CheckpointGone
 
+pytestmark = pytest.mark.ci
+
 SWAPPED = TEXT.translate(str.maketrans("at", "ta"))  # as many symbols in another order
 MORE = {"training": {"train_steps": 15}}
 FEW = {"evaluation": {"max_eval_batch": 1}}

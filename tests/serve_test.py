@@ -34,6 +34,8 @@ from txl_programs.server.predict import array_of  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 from txl_programs.web.listening import listen, url_of  # noqa: E402
 
+pytestmark = pytest.mark.ci
+
 SLOW = pytest.mark.slow
 SYMBOLS = "abcdefghijklmnopqrst \n."
 

@@ -9,6 +9,8 @@ import txl_tf
 from txl_tf.language.generation import generate
 from txl_tf.language.session import Session
 
+pytestmark = pytest.mark.ci
+
 
 def lively(lm):
     """A small model whose text hangs on its prompt: attention and layer norms of small weights hide it."""

@@ -19,6 +19,8 @@ from txl_tf.language.session import Session
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.settings import Settings, free_settings_of, owner_of
 
+pytestmark = pytest.mark.ci
+
 ONE_LAYER = {**SMALL, "n_layer": 1, "dropout": 0.0}
 PAIRS = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 12, "input_vocab_size": 9, "target_vocab_size": 9}
 TAGS = ["O", "B-X", "I-X"]

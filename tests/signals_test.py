@@ -292,6 +292,7 @@ def test_a_wait_in_a_thread_gives_its_result_or_its_error():
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_wait_that_never_returns_to_python(number):
     """The wait is in C, without the interpreter's lock, and ignores SIGTERM, as TensorFlow does while it waits.

@@ -418,6 +418,7 @@ def ner():
     return outside_data("data", "ner")
 
 
+@pytest.mark.ci
 def test_resume_and_weibo_are_read(ner, caplog):
     resume = [ner / "resume" / f"{split}.char.bmes" for split in ("train", "dev", "test")]
     weibo = [ner / "weibo" / f"weiboNER_2nd_conll.{split}" for split in ("train", "dev", "test")]

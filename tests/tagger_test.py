@@ -428,6 +428,7 @@ def test_tags_at_padding_may_be_anything_but_elements_need_a_label():
 FAST_RATES = [("flat", "output"), ("tener", "network")]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name, where",
     [
@@ -865,6 +866,7 @@ def test_regularizers_of_the_network_are_trained_for():
     assert_regularized(kernel_after_a_step, atol=1e-6)
 
 
+@pytest.mark.ci
 def test_tags_of_another_length_have_a_name_once_lengths_are_unknown():
     tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS, pos_embed="fix", max_seq_len=6), LABELS)
     tagger.compile("sgd")

@@ -26,6 +26,8 @@ from txl_tf.serving import request as request_module
 from txl_tf.serving.tables import SymbolTable
 from txl_tf.serving.tagging import SentenceGraph, TaggingSignatures, limits_of
 
+pytestmark = pytest.mark.ci
+
 LABELS = all_labels(["PER", "LOC"], "bmes")
 CHARS = ["长", "江", "大", "桥", "a", "b", "<", "e", "\u0301", "\U0001f600", "\x00", "\x1b", "\ufeff", "\ufffd"]
 WORDS = [

@@ -17,6 +17,8 @@ from txl_tf.serving.tables import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
 from txl_tf.vanilla.translator import Translation, Translator, did_not_end, most_symbols
 
+pytestmark = pytest.mark.ci
+
 
 def pairs_of(sources, targets):
     """Pairs of these lengths."""

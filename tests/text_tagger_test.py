@@ -127,6 +127,7 @@ def test_texts_are_tagged_sentence_by_sentence(eager):
     assert one.tags == tagging.tag(["ab"])[0].tags and tagging.tag(["".join(pieces)])[0].entities != found.entities
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "usual, most, expected",
     [

@@ -11,6 +11,8 @@ from helpers import SMALL, randomise
 import txl_tf
 from txl_tf.training.trained_model import Turns
 
+pytestmark = pytest.mark.ci
+
 SLOW = pytest.mark.slow
 
 

@@ -219,6 +219,7 @@ def tied_layers(model):
 FAST_WAYS = by_file, by_clone
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "ways",
     [

@@ -988,6 +988,7 @@ def test_a_pickle_cut_anywhere_is_refused(tmp_path):
         assert all_values(path)["symbols"] == ["a", "b"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "write",
     [write_zip, write_legacy, *(pytest.param(write, marks=pytest.mark.slow) for write in WRITERS[1:3])],

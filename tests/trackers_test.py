@@ -44,6 +44,8 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.trackers import final
 from txl_tf.runs.train import train_run as train_family
 
+pytestmark = pytest.mark.ci
+
 TRACKED = ("loss", "bpc", "grad_norm", "learning_rate")  # speed differs between lines that are logged again
 SAMPLE = "a sample at temperature 0.8, after 'the cat sat on the mat, and so o'"
 

@@ -208,6 +208,7 @@ def run(made):
     return model, vocabs
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "search",
     [pytest.param({}, marks=pytest.mark.slow), {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}],

@@ -267,6 +267,7 @@ def test_a_sample_begins_at_the_beginning_of_a_line(text, expected):
     np.testing.assert_array_equal(language_model.sample_prompt(tokens, None, least=10), tokens[:10])
 
 
+@pytest.mark.ci
 def test_the_last_line_of_a_training_names_the_best_step(run_dir, text_file, capsys):
     """With such a rate, nearly nothing changes, so that soon no validation is better than an earlier one."""
     options = {

@@ -189,6 +189,7 @@ def stepping():
     return Stepping(label_smoothing=0.1)
 
 
+@pytest.mark.ci
 def test_a_batch_may_come_as_source_and_target_or_as_source_and_shifted_targets(stepping):
     source, _ = pairs()
     shifted = (source, TARGETS[:, :-1]), TARGETS[:, 1:]
@@ -204,6 +205,7 @@ def test_a_batch_may_come_as_source_and_target_or_as_source_and_shifted_targets(
     np.testing.assert_allclose(model.predict((source, TARGETS), verbose=0), model((source, TARGETS)), atol=1e-6)
 
 
+@pytest.mark.ci
 def test_labels_and_rows_count_by_their_weights(stepping):
     """Weights of 0 train nothing; a row of weight 2 is the row twice; a label of weight 0 is padding."""
     source, _ = pairs()
@@ -320,6 +322,7 @@ def test_bad_batches_are_one_clear_error(stepping):
         stepping.model.test_on_batch((source, TARGETS), TARGETS.astype("int64") + 2**32)
 
 
+@pytest.mark.ci
 def test_arrays_of_a_wrong_length_have_a_name_after_other_lengths():
     """A graph that has seen several lengths knows none of them."""
     model = make(num_layers=1, max_len=7)
@@ -363,6 +366,7 @@ def dataset_of(batches):
     return tf.data.Dataset.from_generator(read, output_signature=signature).padded_batch(1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "max_len, cases",
     [
@@ -474,6 +478,7 @@ def test_regularizers_are_trained_for():
     assert_regularized(kernel_after_a_step)
 
 
+@pytest.mark.ci
 def test_what_is_frozen_stays_and_the_rest_trains():
     source, _ = pairs()
     for part in ("encoder", "target_embedding", "final_layer"):

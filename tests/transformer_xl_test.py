@@ -278,6 +278,7 @@ FORMS = [keras.initializers.HeNormal(seed=3), "he_normal", keras.initializers.He
 FORMS.append(keras.initializers.serialize(FORMS[0]))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("init", FORMS, ids=["object", "name", "class", "configuration"])
 def test_an_initializer_is_in_configurations_and_files(init, tmp_path):
     lm = txl_tf.TransformerXLLM(**SMALL, mem_len=2, init=init)

@@ -59,6 +59,7 @@ def test_a_window_longer_than_the_learned_positions_is_refused_before_the_traini
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.ci
 def test_a_run_opens_and_evaluates(made):
     folder, results = made
     lm, vocab = txl_tf.load_run(folder)
@@ -74,6 +75,7 @@ def test_a_run_writes(made):
     assert lm.generate(vocab.encode("the cat")[None], 20, seed=1).shape == (1, 27)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_sliding_window_is_what_the_function_gives(made, tmp_path, step):
     folder, _ = made

@@ -220,6 +220,7 @@ METHODS = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "variant, setting",
     [

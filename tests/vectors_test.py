@@ -32,6 +32,7 @@ def alone(lm, vocab, line, layer=-1):
     return states[layer][0, len(start) :].numpy().mean(0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("layer", [-1, 0, 1])
 def test_a_vector_is_the_mean_over_the_tokens_of_the_line(run, layer):
     folder, lm, vocab = run

@@ -40,6 +40,7 @@ def test_weights_of_unknown_rank_are_of_rows_where_there_are_as_many_rows_as_lab
     assert empty.shape == [0, 3]
 
 
+@pytest.mark.ci
 def test_an_encoder_decoder_weighs_rows_in_a_graph_that_does_not_know_the_shape():
     sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 8, "input_vocab_size": 5, "target_vocab_size": 5}
     model = txl_tf.Transformer(**sizes, rate=0.0, seed=1)

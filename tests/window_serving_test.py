@@ -11,6 +11,8 @@ from txl_tf.language.sampling import check_sampling, sampling_of_sequences, unif
 from txl_tf.language.stopping import no_stops
 from txl_tf.serving.language_model import LanguageModelSignatures
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.slow)])
 def whole(request):

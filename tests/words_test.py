@@ -19,6 +19,8 @@ from txl_tf.serving.tables import SymbolTable, words_of
 from txl_tf.serving.tagging import TaggingSignatures, tagger_vocabs
 from txl_tf.taggers.text_tagger import TextTagger
 
+pytestmark = pytest.mark.ci
+
 NER = """-DOCSTART- -X- -X- O
 
 Peter NNP B-NP B-PER
