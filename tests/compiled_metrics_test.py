@@ -281,3 +281,31 @@ def test_fit_and_evaluate_measure_whole_epochs_on_any_number_of_replicas(make, d
         one.save(tmp_path / "model.keras")
         loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.evaluate(*data, batch_size=2, verbose=0, return_dict=True) == pytest.approx(result, rel=1e-6)
+
+
+class TwoMeans(txl_tf.TransformerXLLM):
+    """A language model with metrics of its own, under the names that it is told."""
+
+    def watch(self, *names):
+        self.means = [keras.metrics.Mean(name=name) for name in names]
+        return self
+
+
+def test_sums_of_a_language_model_s_own_metrics_are_restored_by_name(caplog):
+    sizes = {
+        "n_token": 5,
+        "n_layer": 1,
+        "d_model": 4,
+        "d_embed": 4,
+        "n_head": 1,
+        "d_head": 4,
+        "d_inner": 4,
+        "mem_len": 2,
+    }
+    before, after = TwoMeans(**sizes).watch("first", "second"), TwoMeans(**sizes).watch("new", "second", "first")
+    for mean, value in zip(before.means, (2.0, 3.0), strict=True):
+        mean.update_state(value)
+    after.means[0].update_state(9.0)
+    after.set_metric_totals(before.metric_totals)
+    assert {mean.name: float(mean.result()) for mean in after.means[1:]} == {"first": 2.0, "second": 3.0}
+    assert [record.args for record in caplog.records] == [("new",)]

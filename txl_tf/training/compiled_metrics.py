@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -122,12 +122,15 @@ def numbers_in(metrics: Iterable[keras.metrics.Metric]) -> np.ndarray:
     return np.concatenate([*values, []])
 
 
-def set_numbers(metrics: Iterable[keras.metrics.Metric], numbers: np.ndarray) -> None:
+def set_numbers(metrics: Sequence[keras.metrics.Metric], numbers: Any) -> None:
     """Sets the variables of metrics to `numbers_in` them. Raises ParameterError if these are of other metrics."""
     variables = [variable for metric in metrics for variable in metric.variables]
     sizes = [math.prod(variable.shape) for variable in variables]
     if sum(sizes) != len(numbers):
-        raise ParameterError("numbers", numbers, f"{sum(sizes)} numbers, as the metrics have")
+        names = [metric.name for metric in metrics]
+        allowed = f"metrics with {len(numbers)} numbers, as the checkpoint has for its metrics"
+        message = f"the metrics {names} have {sum(sizes)} numbers, and the checkpoint has {len(numbers)}: of others"
+        raise ParameterError("metrics", names, allowed, message)
     for variable, values in zip(variables, np.split(numbers, np.cumsum(sizes)[:-1]), strict=True):
         variable.assign(np.reshape(values, variable.shape).astype(variable.dtype))
 

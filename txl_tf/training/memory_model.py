@@ -13,6 +13,7 @@ their memory.
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -60,13 +61,14 @@ from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import SUMS, Turns
 
+logger = logging.getLogger("txl_tf")
+
 # Arguments of `compile` that become attributes, except Keras's own.
 COMPILE_ARGUMENTS = ("gradient_accumulation_steps", "parallel_parts", "static_shapes", "bin_capacities")
 
-
 # Keys of `metric_totals`, besides `SUMS`.
 _OWN_LOG = f"{SUMS}:log:"  # beginning of the key of an additional log of a user's own step
-_USER_METRICS = f"{SUMS}:metrics"
+_USER_METRIC = f"{SUMS}:metric:"  # beginning of the key of a metric that the user has compiled or set
 
 
 class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
@@ -509,16 +511,19 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     @property
     def metric_totals(self) -> dict[str, np.ndarray]:
         own = {f"{_OWN_LOG}{name}": np.array([float(x) for x in pair]) for name, pair in self.loop.own_sums.items()}
-        metrics = self.user_metrics
-        return {SUMS: self.loop.totals.numpy(), **own, **({_USER_METRICS: numbers_in(metrics)} if metrics else {})}
+        of_user = {f"{_USER_METRIC}{metric.name}": numbers_in([metric]) for metric in self.user_metrics}
+        return {SUMS: self.loop.totals.numpy(), **own, **of_user}
 
     def set_metric_totals(self, sums: dict[str, np.ndarray]) -> None:
         self.loop.totals = tf.constant(sums[SUMS], tf.float64)
         own = {key.removeprefix(_OWN_LOG): pair for key, pair in sums.items() if key.startswith(_OWN_LOG)}
         self.loop.own_sums = {name: (float(total), int(steps)) for name, (total, steps) in own.items()}
-        if _USER_METRICS in sums:
-            with contextlib.suppress(ParameterError):  # other metrics than then start from zero
-                set_numbers(self.user_metrics, sums[_USER_METRICS])
+        for metric in self.user_metrics:
+            try:
+                set_numbers([metric], sums.get(f"{_USER_METRIC}{metric.name}", []))
+            except ParameterError:
+                message = "metric %s starts from zero: the checkpoint, within an epoch, has no sums of such a metric"
+                logger.warning(message, metric.name)
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
         """`{"mems": ...}`: the memory of all replicas, `[n_layer, batch, mem_len, d_model]`.
