@@ -208,7 +208,8 @@ def test_an_empty_prompt_continues_a_line(served):
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"best_of": 2}, "best_of"),
     ({"presence_penalty": 0.5}, "presence_penalty"), ({"logit_bias": {"1": 1}}, "logit_bias"),
     ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"), ({"top_k": -1}, "top_k"), ({"top_k": 1.0}, "top_k"),
-    ({"min_p": True}, "min_p"), ({"repetition_window": 0}, "repetition_window"), ({"top_p": 10**400}, "top_p"),
+    ({"min_p": True}, "min_p"), ({"repetition_window": 0}, "repetition_window"),
+    ({"repetition_window": 9}, "repetition_window"), ({"top_p": 10**400}, "top_p"),
 ])  # fmt: skip
 def test_a_wrong_parameter_is_named(served, values, name):
     found = requests.post(f"{served.url}/v1/completions", json={"prompt": "a", **values}, timeout=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from txl_config.checks import Config, group, option, satisfies
+from txl_config.errors import ParameterError
 
 REPETITION_WINDOW = 64  # default number of tokens that `repetition_penalty` looks back at
 LONGEST_WINDOW = 2**30 - 1  # the largest `repetition_window`
@@ -59,3 +60,9 @@ class SamplingConfig(Config):
             if field.metadata["flag"] is None and getattr(self, field.name) is None:
                 object.__setattr__(self, field.name, field.default)  # the class is frozen
         super().__post_init__()
+
+    def check_used(self) -> None:
+        """Raises ParameterError if an option of a text has no effect because of another one."""
+        if self.repetition_window != REPETITION_WINDOW and self.repetition_penalty == 1:
+            allowed = "left out without a repetition_penalty other than 1"
+            raise ParameterError("repetition_window", self.repetition_window, allowed)

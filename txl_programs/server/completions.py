@@ -216,7 +216,9 @@ def _sampling(values: dict) -> dict[str, float]:
     """
     given = {name: values[name] for name in SamplingConfig.names() if values.get(name) is not None}
     try:
-        return SamplingConfig(**given).to_dict()
+        config = SamplingConfig(**given)
+        config.check_used()
+        return config.to_dict()
     except ParameterError as error:
         raise Failed(400, str(error), error.name) from None
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_config.sampling import LONGEST_WINDOW
-from txl_tf.config import REPETITION_WINDOW, SamplingConfig
+from txl_tf.config import SamplingConfig
 from txl_tf.config.checks import check_integer
 from txl_tf.equations import head_of
 from txl_tf.errors import ParameterError
@@ -308,9 +308,7 @@ def check_sampling(batch: int, *, seed: Any = None, **options: Any) -> Sampling:
     if options.get("top_k") is not None:  # here, `None` stands for all tokens; 0 does so only in requests to servers
         check_integer("top_k", options["top_k"], 1)
     config = SamplingConfig(**options)
-    if config.repetition_window != REPETITION_WINDOW and config.repetition_penalty == 1:
-        allowed = "left out without a repetition_penalty other than 1"
-        raise ParameterError("repetition_window", config.repetition_window, allowed)
+    config.check_used()
     allowed = f"an integer of 32 bits, or one for each of the {batch} rows"
     seeds = as_array("seed", [random.randrange(2**31) for _ in range(batch)] if seed is None else seed, allowed)
     is_number = seeds.shape in ((), (batch,)) and seeds.dtype.kind in "iu"
