@@ -475,5 +475,6 @@ def answer_typed(writer):
 
 
 if __name__ == "__main__":
-    set_threads_for_texts(FLAGS.beam_size * (1 if FLAGS.input is None else FLAGS.batch_size))
+    of_each_prompt = max(FLAGS.beam_size, FLAGS.num_return_sequences)
+    set_threads_for_texts(FLAGS.beam_size if FLAGS.input is None else FLAGS.batch_size * of_each_prompt)
     run(main)
