@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import txl_tf
 from txl_tf.errors import FixedAttributeError
-from txl_tf.layers import TransformerXLLayer
+from txl_tf.layers import EncoderLayer, TransformerXLLayer
 
 SIZES = {"n_token": 20, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "mem_len": 4}
 IDS = np.arange(6)[None]
@@ -69,3 +69,58 @@ def test_a_layer_that_a_constructor_replaces_computes_trains_and_is_saved(tmp_pa
     tf.train.Checkpoint(own=own).write(str(tmp_path / "weights"))
     shapes = dict(tf.train.list_variables(str(tmp_path / "weights")))
     assert sum("layer_0" in name or "decoder_layers-0" in name for name in shapes) > 5
+
+
+@keras.saving.register_keras_serializable("part_list_test")
+class Tripling(EncoderLayer):
+    def call(self, x, *args, return_attention_scores=False, **kwargs):
+        outputs = super().call(x, *args, return_attention_scores=return_attention_scores, **kwargs)
+        return tf.nest.map_structure(lambda output: 3 * output, outputs)
+
+
+@keras.saving.register_keras_serializable("part_list_test")
+class Translator(txl_tf.Transformer):
+    """Replaces the first layer of the encoder: as an item, or with the whole list."""
+
+    def __init__(self, *args, whole=False, **kwargs):
+        super().__init__(*args, **kwargs)
+        own = Tripling.from_config(self.encoder.stacked[0].get_config())
+        if whole:
+            self.encoder.stacked = [own, *self.encoder.stacked[1:]]
+        else:
+            self.encoder.stacked[0] = own
+
+    def get_config(self):
+        return {**super().get_config(), "whole": isinstance(self.encoder.stacked, list)}
+
+
+PAIRS = {"num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 8, "input_vocab_size": 7, "target_vocab_size": 7}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_constructor_may_change_the_layers_of_an_encoder(whole, tmp_path):
+    model, ids = Translator(**PAIRS, max_len=9, rate=0.0, whole=whole), np.arange(6)[None] + 1
+    model.compile("adam")
+    own = model.encoder.stacked[0]
+    before = [weight.numpy() for weight in own.trainable_weights]
+    model.fit(ids, ids, verbose=0)
+    after = [weight.numpy() for weight in own.trainable_weights]
+    assert before and all(np.any(old != new) for old, new in zip(before, after, strict=True))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.encoder.stacked[0], Tripling)
+    np.testing.assert_allclose(loaded((ids, ids)), model((ids, ids)), rtol=1e-6)
+
+
+def test_later_changes_of_an_encoder_and_whole_lists_are_refused():
+    model = txl_tf.Transformer(**PAIRS, max_len=9)
+    network = txl_tf.TransformerXLLM(**SIZES).network
+    tener = txl_tf.Tener(n_token=9, n_layer=2, d_model=8, n_head=2, d_inner=8)
+    for layer, name in ((model.encoder, "stacked"), (network, "decoder_layers"), (tener, "stacked")):
+        layers = getattr(layer, name)
+        with pytest.raises(FixedAttributeError, match=name):
+            layers[0] = layers[1]
+        with pytest.raises(FixedAttributeError, match=name):
+            setattr(layer, name, layers[::-1])
+        setattr(layer, name, layers)  # the same list
+        assert getattr(layer, name) is layers

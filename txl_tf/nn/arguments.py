@@ -134,7 +134,8 @@ def _storing(
             if "too many positional" in str(error):
                 by_name = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
                 by_position = [name for name in names if name not in by_name]
-                hint = f": {', '.join(by_position)} may be given by position, {', '.join(by_name) or 'others'} by name"
+                hint = f": {', '.join(by_position) or 'none'} may be given by position, "
+                hint += f"{', '.join(by_name) or 'others'} by name"
             called = type(self).__name__
             raise CallError(called, list(args), names, f"{called}: {error}{hint}") from None
         bound.apply_defaults()

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from txl_tf.errors import FixedAttributeError
-from txl_tf.nn.parts import in_constructor, unlocked
+from txl_tf.nn.parts import build_like, in_constructor, unlocked
 
 
 def _class_of_lists() -> Any:
@@ -29,19 +29,28 @@ def _guarded(method: str) -> Callable[..., Any]:
 
     def change(self: Any, *args: Any, **kwargs: Any) -> Any:
         layer = self.owner()
-        if layer is not None and not in_constructor(layer):
-            name = f"{self.name} of {layer.name}"
-            message = (
-                f"{name} cannot change, because graphs and files would not notice. Change it in the constructor of a "
-                f"subclass of {type(layer).__name__}. Or replace a part of a layer in it, or its __class__"
-            )
-            raise FixedAttributeError(self.name, "another list", "the list that the constructor made", message)
+        if layer is not None:
+            _check_in_constructor(layer, self.name)
         result = getattr(KerasList, method)(self, *args, **kwargs)
         if layer is not None:
             _track_items(layer, self)
         return result
 
     return change
+
+
+def _check_in_constructor(layer: Any, name: str) -> None:
+    """Raises FixedAttributeError unless a constructor of `layer`, or of a model that it is a part of, is running."""
+    owner = layer
+    while owner is not None:
+        if in_constructor(owner):
+            return
+        owner = vars(owner).get("_owner", lambda: None)()
+    message = (
+        f"{name} of {layer.name} cannot change, because graphs and files would not notice. Change it in the "
+        f"constructor of a subclass of the model. Or replace a part of a layer in it, or its __class__"
+    )
+    raise FixedAttributeError(name, "another list", "the list that the constructor made", message)
 
 
 class PartList(KerasList):
@@ -72,18 +81,32 @@ def guard_lists(layer: Any) -> None:
             value.name, value.owner = name, weakref.ref(layer)
 
 
+def replace_list(layer: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
+    """Sets an attribute that is a `PartList` to another list, in a constructor, see `_check_in_constructor`."""
+    if value is vars(layer)[name]:
+        return
+    _check_in_constructor(layer, name)
+    with unlocked(layer):
+        store(name, value)
+    guard_lists(layer)
+    _track_items(layer, value)
+
+
 def _track_items(layer: Any, parts: Any) -> None:
-    """Has Keras track the items of a list that it does not, in the places of those that no attribute holds any more."""
+    """Has Keras track the items of a list, in the places of those that no attribute holds any more, and builds them."""
     tracked = layer._tracker.config["layers"][1]
-    new = [part for part in parts if not any(part is other for other in tracked)]
     attributes = [value for name, value in vars(layer).items() if name != "_layers"]  # Keras's list of all parts
     held = keras.tree.flatten([list(value) if isinstance(value, list) else value for value in attributes])
     old = [part for part in tracked if not any(part is other for other in held)]
+    new = [part for part in parts if not any(part is other for other in tracked) or "_owner" not in vars(part)]
     with unlocked(layer):
         for i, part in enumerate(new):
-            place = tracked.index(old[i]) if i < len(old) else len(tracked)
             vars(part).setdefault("_owner", weakref.ref(layer))  # see `Settings`
+            layer._tracker.untrack(part)
+            place = tracked.index(old[i]) if i < len(old) else len(tracked)
             layer._tracker.track(part)
             tracked.insert(place, tracked.pop())
+            if i < len(old):
+                build_like(old[i], part)
         for part in old:
             layer._tracker.untrack(part)

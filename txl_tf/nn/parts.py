@@ -277,3 +277,16 @@ def in_constructor(x: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def build_like(current: Any, part: Any) -> None:
+    """Builds a new part for the inputs of the current one, if that is built.
+
+    The optimizer, files and caches need its weights before its first call. A layer that is neither the library's nor
+    Keras's may have another `build`, so its first call builds it.
+    """
+    known = hasattr(part, "free_settings") or type(part).__module__.startswith("keras.")
+    shape = (current.get_build_config() or {}).get("input_shape") if current.built else None
+    if known and shape is not None and not part.built:
+        with strategy_of(current).scope():
+            part.build(shape)

@@ -31,8 +31,8 @@ from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of, as_int, is_
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
-from txl_tf.nn.part_list import guard_lists
-from txl_tf.nn.parts import in_constructor, strategy_of
+from txl_tf.nn.part_list import PartList, guard_lists, replace_list
+from txl_tf.nn.parts import build_like, in_constructor
 from txl_tf.schema import check_field, check_type
 
 # A function of the name and the value of a setting, which raises ParameterError for a wrong value.
@@ -91,6 +91,8 @@ class Settings(MixedIntoLayer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_settings", ()):
             change(self, name, value)
+        elif isinstance(self.__dict__.get(name), PartList):
+            replace_list(self, name, value, super().__setattr__)
         elif {"_settings", "_owner"} & self.__dict__.keys() and replaces_part(self, name, value):
             change_part(self, name, value, super().__setattr__)
         else:
@@ -146,15 +148,18 @@ class Settings(MixedIntoLayer):
         """Called at the end of the outermost constructor. From here on, settings are checked when they are set.
 
         Layers in the arguments of the constructor keep their own settings. If such a layer changes later, the graphs of
-        this one are dropped. All other layers inside this one are parts. For a class without settings, it does nothing.
+        this one are dropped. All other layers inside this one are parts. For a class without settings, it does no
+        more than to guard the lists of layers.
 
         Args:
             arguments: the values of the constructor's arguments.
         """
+        for part in self._flatten_layers():
+            if isinstance(part, Settings):
+                guard_lists(part)
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
             return
-        guard_lists(self)
         given = [layer for value in arguments for layer in _as_list(value) if isinstance(layer, keras.Layer)]
         given_layers = [part for layer in given for part in layer._flatten_layers()]
         for layer in given_layers:
@@ -330,7 +335,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
         message = f"{changed[0]} of {_named(x)} cannot change: {fixed[changed[0]]}"
         raise FixedAttributeError(changed[0], value, f"that of {type(x).__name__}", message)
     if isinstance(current, keras.Layer) and isinstance(value, keras.Layer):
-        _build_like(current, value)
+        build_like(current, value)
     change_graphs(x, name, value, current)
     layers = x._tracker.config["layers"][1]
     before = list(layers)
@@ -342,22 +347,10 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
         _release(x, current)
     if not is_being_made:
         changed_layer = value if isinstance(value, keras.Layer) else x
-        changed_layer.__dict__["_was_replaced"] = True
+        is_method = name != "__class__" and not isinstance(value, keras.Layer)
+        changed_layer.__dict__["_was_replaced"] = name if is_method else True
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
-
-
-def _build_like(current: Any, part: Any) -> None:
-    """Builds a new part for the inputs of the current one, if that is built.
-
-    The optimizer, files and caches need its weights before its first call. A layer that is neither the library's nor
-    Keras's may have another `build`, so its first call builds it.
-    """
-    known = isinstance(part, Settings) or type(part).__module__.startswith("keras.")
-    shape = (current.get_build_config() or {}).get("input_shape") if current.built else None
-    if known and shape is not None and not part.built:
-        with strategy_of(current).scope():
-            part.build(shape)
 
 
 def _release(x: Any, part: Any) -> None:

@@ -18,6 +18,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.nn.checks import check_eager
 from txl_tf.nn.settings import add_user
+from txl_tf.schema import check_type
 from txl_tf.taggers.tagger import Tagger
 
 
@@ -123,6 +124,7 @@ class TextTagger:
                 more sentences than nearly all lines of the training text (`LineSizes.most`) is cut into parts of
                 `LineSizes.usual` sentences. If these numbers are unknown, the line is not split.
         """
+        check_type("split", split, bool | None)
         if split:
             return self.sentences(tokens)
         if split is False or self.sizes is None or self.sizes.most is None:

@@ -32,7 +32,7 @@ from txl_tf.language.sampling import SAMPLING
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
-from txl_tf.schema import check_names, keywords_of
+from txl_tf.schema import check_names, check_type, keywords_of
 from txl_tf.taggers.text_tagger import TaggedText, TextTagger
 from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 
@@ -310,6 +310,7 @@ class TaggingPipeline(Pipeline):
             Iterator of `TaggedLine`.
         """
         at_least(1)("batch_size", batch_size)
+        check_type("split_sentences", split_sentences, bool | None)
         tagger = self.tagger
         tagger.batch_size = batch_size
         # `answers` and `encode` count the lines each for themselves.

@@ -171,6 +171,11 @@ class TaggerRun(EpochRun):
                     )
                     raise ParameterError("max_seq_len", sentence.n, f"at most {max_len}", message)
         widths = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
+        defaults = {field.name: field.default for field in dataclasses.fields(self.model_config)}
+        for name, width in widths.items():
+            given = getattr(self.model_config, name)
+            if given not in (width, defaults[name]):
+                logger.warning("%s is %d, the width of the vectors, and not %d", name, width, given)
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
         scheme = NONE if corpus.scheme == NONE else None  # `None`: the labels show the scheme
         tag_settings = {"labels": corpus.labels, "scheme": scheme}
