@@ -112,7 +112,9 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
         n_symbols, max_len: `target_vocab_size` and `max_len` of the model.
         never: ids from `never_written`.
     """
-    at_least(1, n_symbols - 1 - len(never))("beam_size", search.beam_size)  # - 1, because no target contains padding
+    most = n_symbols - 1 - len(never)  # - 1, because no target contains padding
+    if search.beam_size > most:
+        raise ParameterError("beam_size", search.beam_size, f"at most {most}, the symbols that a target may contain")
     if search.max_new_tokens is not None and search.max_new_tokens > max_len:
         raise ParameterError("max_new_tokens", search.max_new_tokens, f"at most max_len={max_len}, as the model has it")
     check_length_penalty(search.length_penalty, search.beam_size > 1)
