@@ -281,3 +281,10 @@ def test_options_that_have_their_defaults_may_always_be_given():
     assert sampling.repetition_window.numpy().tolist() == [64, 64] and sampling.seeds.numpy().tolist() == [3, 3]
     nothing = check_sampling(2, top_k=None, top_p=None, min_p=None, repetition_penalty=None, temperature=0, seed=3)
     tf.nest.map_structure(np.testing.assert_array_equal, sampling, nothing)
+
+
+def test_draws_for_batches_of_any_size_share_a_graph(small_lm):
+    lm = small_lm()
+    for batch in (1, 2, 3, 5, 8):
+        lm._uniform_draws(tf.zeros([batch], tf.int32), tf.constant(2))
+    assert lm._uniform_draws.experimental_get_tracing_count() <= 2

@@ -148,6 +148,12 @@ def test_lines_of_more_sentences_than_in_training_are_cut(usual, most, expected,
     assert found.tags == sum((piece.tags for piece in alone), [])
 
 
+@pytest.mark.parametrize("split", [0, 1, "no", np.False_])
+def test_whether_to_split_is_true_false_or_none(split, eager):
+    with raises_parameter("split", split):
+        text_tagger("tener", 40).tag_in_sentences(["ab。cd"], split=split)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tener", pytest.param("flat", marks=SLOW)])
 def test_sentences_that_fit_are_tagged_as_ever_beside_long_ones(kind):
