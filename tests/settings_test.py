@@ -441,6 +441,25 @@ def test_a_subclass_may_use_any_name_in_its_constructor():
         layer.num_heads = 4
 
 
+TAGGER = {"n_token": 9, "n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8}
+
+
+@pytest.mark.parametrize(
+    "make, name, value",
+    [
+        (lambda: layers.MultiHeadAttention(8, 2), "depth", 4),
+        (lambda: txl_tf.Tener(**TAGGER).stacked[0].self_attn, "score_scale", 1.0),
+        (lambda: txl_tf.Flat(**TAGGER).stacked[0].attn, "score_scale", 1.0),
+    ],
+)
+def test_what_follows_from_settings_cannot_change(make, name, value):
+    attention = make()
+    assert getattr(attention, name) == value
+    with pytest.raises(FixedAttributeError, match=name):
+        setattr(attention, name, 2 * value)
+    assert getattr(attention, name) == value
+
+
 def test_what_is_of_a_class_or_of_compile_says_so():
     lm = language_model()
     for name in ("static_shapes", "gradient_accumulation_steps", "bin_capacities"):

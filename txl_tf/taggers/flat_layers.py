@@ -86,6 +86,7 @@ class LatticeAttn(Attending, Layer):
     """
 
     free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = {"score_scale": ""}  # follows from d_model, n_head and scale
 
     w_k: Any  # `Linear`, or `None` without projection
 

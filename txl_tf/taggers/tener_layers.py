@@ -149,6 +149,7 @@ class TenerAttn(Attending, Layer):
     """
 
     free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = {"score_scale": ""}  # follows from d_model, n_head and scale
 
     @stored
     def __init__(

@@ -228,6 +228,7 @@ class MultiHeadAttention(Layer):
     """
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = {"depth": ""}  # follows from d_model and num_heads
 
     @refusing(_refuse_keras_arguments)
     @stored
