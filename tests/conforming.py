@@ -40,7 +40,9 @@ class Conforming(NamedTuple):
     def compile(self, model, **options):
         if self.loss is not None:
             options["loss"] = self.loss
-        model.compile(optimizer=txl_tf.make_optimizer(0.02, train_steps=100), **options)
+        optimizer = txl_tf.make_optimizer(0.02, train_steps=100)
+        optimizer.epsilon = 1e-5  # so the rounding of a gradient near 0 does not become a step
+        model.compile(optimizer=optimizer, **options)
         return model
 
 
