@@ -69,7 +69,7 @@ def docs(session):
 @nox.session(venv_backend="none")
 @nox.parametrize("version", VERSIONS)
 def versions(session, version):
-    """The fast tests on other versions of TensorFlow and Keras, in environments in build/versions."""
+    """The tests of `ci` on other versions of TensorFlow and Keras, in environments in build/versions."""
     session.run(".ci/versions", version, *session.posargs, external=True)
 
 

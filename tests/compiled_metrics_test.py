@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import randomise
+from helpers import SMALL, randomise
 
 import txl_tf
 from txl_tf.errors import ParameterError
@@ -283,7 +283,7 @@ def test_fit_and_evaluate_measure_whole_epochs_on_any_number_of_replicas(make, d
     assert loaded.evaluate(*data, batch_size=2, verbose=0, return_dict=True) == pytest.approx(result, rel=1e-6)
 
 
-class TwoMeans(txl_tf.TransformerXLLM):
+class WithMeans(txl_tf.TransformerXLLM):
     """A language model with metrics of its own, under the names that it is told."""
 
     def watch(self, *names):
@@ -292,17 +292,8 @@ class TwoMeans(txl_tf.TransformerXLLM):
 
 
 def test_sums_of_a_language_model_s_own_metrics_are_restored_by_name(caplog):
-    sizes = {
-        "n_token": 5,
-        "n_layer": 1,
-        "d_model": 4,
-        "d_embed": 4,
-        "n_head": 1,
-        "d_head": 4,
-        "d_inner": 4,
-        "mem_len": 2,
-    }
-    before, after = TwoMeans(**sizes).watch("first", "second"), TwoMeans(**sizes).watch("new", "second", "first")
+    sizes = {**SMALL, "mem_len": 2}
+    before, after = WithMeans(**sizes).watch("first", "second"), WithMeans(**sizes).watch("new", "second", "first")
     for mean, value in zip(before.means, (2.0, 3.0), strict=True):
         mean.update_state(value)
     after.means[0].update_state(9.0)

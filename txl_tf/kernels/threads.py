@@ -27,15 +27,13 @@ def _number_in(variable: str) -> int:
 
 
 def shares(number: int, of_each: int = 1) -> list[slice]:
-    """Divides `number` things into slices of about the same length, for operations at the same time.
+    """Divides `number` things into slices of about the same length, `of_each` for each of the `operations_at_a_time`.
 
     Args:
-        number: at least 1.
-        of_each: how many slices there are for each of several `operations_at_a_time`. More than one is for operations
-            that do not start at the same time.
+        number: at least 1. There are at most so many slices.
+        of_each: more than 1 if one core has other work first: it then computes fewer of the slices.
     """
-    at_a_time = operations_at_a_time()
-    n_shares = min(at_a_time * of_each, number) if at_a_time > 1 else 1
+    n_shares = min(operations_at_a_time() * of_each, number)
     borders = [number * share // n_shares for share in range(n_shares + 1)]
     return [slice(*pair) for pair in itertools.pairwise(borders)]
 

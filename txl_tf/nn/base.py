@@ -235,15 +235,9 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
         parts = self._flatten_layers(include_self=False)
         changed = next((part for part in parts if "_was_replaced" in vars(part)), None)  # see `change_part`
         if changed is not None and not self.restores_parts:
-            method = vars(changed)["_was_replaced"]
-            new = (
-                f"{method} of {changed.name}"
-                if isinstance(method, str)
-                else f"{changed.name}, {type(changed).__name__},"
-            )
             message = (
-                f"{new} was set after {self.name} was made: a file or clone would not have it. Set it in the "
-                f"constructor of a subclass of {type(self).__name__}"
+                f"{vars(changed)['_was_replaced']} was set after {self.name} was made: a file or clone would not have "
+                f"it. Set it in the constructor of a subclass of {type(self).__name__}"
             )
             allowed = "a part that the constructor makes"
             raise ParameterError(changed.name, type(changed).__name__, allowed, message)

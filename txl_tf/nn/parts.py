@@ -290,3 +290,30 @@ def build_like(current: Any, part: Any) -> None:
     if known and shape is not None and not part.built:
         with strategy_of(current).scope():
             part.build(shape)
+
+
+def owner_of(layer: Any) -> Any:
+    """The layer or model of which a `layer` is a part, or `None`."""
+    return vars(layer).get("_owner", lambda: None)()
+
+
+def release(x: Any, part: Any) -> None:
+    """Makes a layer independent of `x`, after an attribute of `x` has lost it. Its settings can then change again.
+
+    If another attribute of `x` contains the layer, it stays a part.
+    """
+    others = (value for name, value in vars(x).items() if name != "_layers")  # Keras's list of all parts
+    if any(layer is part for value in others for layer in as_list(value)):
+        return
+    x._tracker.untrack(part)  # else Keras would keep the old part and its weights
+    remaining = set(map(id, x._flatten_layers()))
+    for layer in part._flatten_layers():
+        if id(layer) not in remaining and owner_of(layer) is x:
+            del vars(layer)["_owner"]
+
+
+def as_list(x: Any) -> list[Any]:
+    """A list of the items of a list or tuple, or of one value; empty for `None`."""
+    if isinstance(x, (list, tuple)):
+        return list(x)
+    return [] if x is None else [x]

@@ -32,7 +32,7 @@ from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.part_list import PartList, guard_lists, replace_list
-from txl_tf.nn.parts import build_like, in_constructor
+from txl_tf.nn.parts import as_list, build_like, in_constructor, owner_of, release
 from txl_tf.schema import check_field, check_type
 
 # A function of the name and the value of a setting, which raises ParameterError for a wrong value.
@@ -105,7 +105,7 @@ class Settings(MixedIntoLayer):
         part = self.__dict__.get(name)
         super().__delattr__(name)
         if isinstance(part, keras.Layer):
-            _release(self, part)
+            release(self, part)
 
     def store(self, name: str, value: Any) -> None:
         """Sets an attribute, even a setting, without checks and without other effects."""
@@ -160,7 +160,7 @@ class Settings(MixedIntoLayer):
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
             return
-        given = [layer for value in arguments for layer in _as_list(value) if isinstance(layer, keras.Layer)]
+        given = [layer for value in arguments for layer in as_list(value) if isinstance(layer, keras.Layer)]
         given_layers = [part for layer in given for part in layer._flatten_layers()]
         for layer in given_layers:
             add_user(layer, self)
@@ -193,11 +193,6 @@ class compiled_method:
             return self
         function = functools.partial(tf.function, self.method.__get__(instance), autograph=False, **self.options)
         return instance.cached_result(self.method.__name__, function)
-
-
-def owner_of(layer: Any) -> Any:
-    """The layer or model of which a `layer` is a part, or `None`."""
-    return vars(layer).get("_owner", lambda: None)()
 
 
 def add_user(layer: Any, user: Any) -> None:
@@ -344,28 +339,12 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     if isinstance(current, keras.Layer):
         if not is_being_made and current in before and layers[len(before) :]:  # Keras has put it at the end
             layers.insert(before.index(current), layers.pop())
-        _release(x, current)
+        release(x, current)
     if not is_being_made:
         changed_layer = value if isinstance(value, keras.Layer) else x
-        is_method = name != "__class__" and not isinstance(value, keras.Layer)
-        changed_layer.__dict__["_was_replaced"] = name if is_method else True
+        changed_layer.__dict__["_was_replaced"] = f"{name} of {x.name}"
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
-
-
-def _release(x: Any, part: Any) -> None:
-    """Makes a layer independent of `x`, after an attribute of `x` has lost it. Its settings can then change again.
-
-    If another attribute of `x` contains the layer, it stays a part.
-    """
-    others = (value for name, value in vars(x).items() if name != "_layers")  # Keras's list of all parts
-    if any(layer is part for value in others for layer in _as_list(value)):
-        return
-    x._tracker.untrack(part)  # else Keras would keep the old part and its weights
-    remaining = set(map(id, x._flatten_layers()))
-    for layer in part._flatten_layers():
-        if id(layer) not in remaining and owner_of(layer) is x:
-            del vars(layer)["_owner"]
 
 
 def free_settings_of(x: Any) -> dict[str, Check]:
@@ -406,7 +385,7 @@ def _parts_with(x: Any, name: str) -> Iterator[tuple[Any, str]]:
         *names, own_name = path.split(".")
         parts = [x]
         for attribute in names:
-            parts = [part for owner in parts for part in _as_list(getattr(owner, attribute))]
+            parts = [part for owner in parts for part in as_list(getattr(owner, attribute))]
         for part in parts:
             yield part, own_name
 
@@ -414,13 +393,6 @@ def _parts_with(x: Any, name: str) -> Iterator[tuple[Any, str]]:
 def _merged(cls: type, name: str) -> dict[str, Any]:
     """Merges the dictionaries that a class and its base classes have as the attribute `name`."""
     return {key: value for base in reversed(cls.__mro__) for key, value in vars(base).get(name, {}).items()}
-
-
-def _as_list(x: Any) -> list[Any]:
-    """A list of the items of a list or tuple, or of one value; empty for `None`."""
-    if isinstance(x, (list, tuple)):
-        return list(x)
-    return [] if x is None else [x]
 
 
 def _governing(x: Any, name: str) -> tuple[Any, str | None]:

@@ -335,8 +335,8 @@ def average_checkpoints(
             given; or `merge_lora` is given for a run without LoRA.
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
-        given = "both are" if checkpoints else "none is"
-        message = f"either checkpoints or num_last_checkpoints must be given, but {given} given"
+        found = "got both" if checkpoints else "got neither"
+        message = f"either checkpoints or num_last_checkpoints must be given, {found}"
         raise ParameterError("checkpoints", checkpoints, "given without num_last_checkpoints, or the reverse", message)
     source = RunFolder(model_dir)
     output = RunFolder(output_dir)

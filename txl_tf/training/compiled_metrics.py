@@ -129,7 +129,7 @@ def set_numbers(metrics: Sequence[keras.metrics.Metric], numbers: Any) -> None:
     if sum(sizes) != len(numbers):
         names = [metric.name for metric in metrics]
         allowed = f"metrics with {len(numbers)} numbers, as the checkpoint has for its metrics"
-        message = f"the metrics {names} have {sum(sizes)} numbers, and the checkpoint has {len(numbers)}: of others"
+        message = f"the metrics {names} have {sum(sizes)} numbers, but the checkpoint has {len(numbers)}"
         raise ParameterError("metrics", names, allowed, message)
     for variable, values in zip(variables, np.split(numbers, np.cumsum(sizes)[:-1]), strict=True):
         variable.assign(np.reshape(values, variable.shape).astype(variable.dtype))

@@ -522,8 +522,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             try:
                 set_numbers([metric], sums.get(f"{_USER_METRIC}{metric.name}", []))
             except ParameterError:
-                message = "metric %s starts from zero: the checkpoint, within an epoch, has no sums of such a metric"
-                logger.warning(message, metric.name)
+                logger.warning("metric %s starts from zero: the checkpoint does not have its sums", metric.name)
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
         """`{"mems": ...}`: the memory of all replicas, `[n_layer, batch, mem_len, d_model]`.

@@ -89,7 +89,7 @@ def set_threads_for_texts(rows: int) -> None:
 
     The operations for a token are so small that a second thread takes longer to begin than it saves. So each operation
     gets one thread, and the cores compute different operations, such as heads or shares of a product. This was measured
-    on two cores only, so with more cores, TensorFlow keeps its default. It also does for more than `FEW_TEXTS`.
+    on two cores only. With more cores, or with more than `FEW_TEXTS`, TensorFlow keeps its default.
     """
     if rows <= FEW_TEXTS and cores() == 2 and can_set_threads():
         set_threads(2)

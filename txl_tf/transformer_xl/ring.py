@@ -166,7 +166,7 @@ def attend_ring(
 
     It takes one block of queries and, without `static_shapes`, one row of the batch at a time. So the scores stay in
     the CPU's cache. After `set_threads`, it takes one block for each of the `operations_at_a_time`. If each of many
-    rows has a single query, it takes all rows at once.
+    rows has a single query, it takes all rows at once or, after `set_threads`, a few shares of them.
 
     A block takes all slots, except in a segment that may be longer than a block: without `static_shapes` and with a
     `max_distance`, a block of such a segment takes only the slots that its queries see, if these are consecutive.
