@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import txl_tf
 
@@ -65,3 +66,16 @@ def test_the_next_step_runs_eagerly_or_in_a_graph_as_now():
             traced.clear()
             step(*batch)
             assert set(traced) == {not run_eagerly}
+
+
+@pytest.mark.parametrize("make", [make_language_model, make_tagger])
+def test_the_next_fit_has_the_steps_per_execution_of_now(make):
+    model, _, batch = make()
+    model.compile(keras.optimizers.SGD(0.1))
+    dataset = tf.data.Dataset.from_tensors(batch).repeat(4)
+    for steps, ends in ((1, [0, 1, 2, 3]), (2, [1, 3]), (4, [3])):
+        model.steps_per_execution = steps
+        seen = []
+        count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, seen=seen: seen.append(batch))
+        model.fit(dataset, verbose=0, callbacks=[count])
+        assert seen == ends

@@ -203,3 +203,20 @@ def test_switches_of_compile_are_true_or_false(name):
     assert not model.compiled
     model.compile("sgd", jit_compile="auto", run_eagerly=True)
     assert model.jit_compile is False and model.run_eagerly is True
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_attributes_that_only_compile_sets(name):
+    model = make(name)
+    for compiled in (False, True):
+        for attribute, value in [("loss", "mse"), ("loss_weights", [2.0]), ("auto_scale_loss", False)]:
+            with raises_parameter(attribute, value, error=txl_tf.FixedAttributeError):
+                setattr(model, attribute, value)
+        for steps in (0, -1, 1.5, "2"):
+            with raises_parameter("steps_per_execution", steps):
+                model.steps_per_execution = steps
+        assert (model.loss, model.auto_scale_loss, model.steps_per_execution) == (None, True, 1)
+        if not compiled:
+            model.compile("sgd")
+    model.compile("sgd", auto_scale_loss=False, steps_per_execution=2)
+    assert (model.auto_scale_loss, model.steps_per_execution) == (False, 2)

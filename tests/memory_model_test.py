@@ -770,6 +770,33 @@ def test_what_is_frozen_is_frozen_in_a_saved_model_too(small_lm, small_batches, 
     assert len(loaded.trainable_variables) == len(paths[0]) + len(loaded.network.embedding.weights)
 
 
+def test_what_is_frozen_after_steps_is_frozen_in_a_saved_model_and_the_optimizer_keeps_its_state(
+    small_lm, small_batches, tmp_path
+):
+    lm, batch = small_lm(n_layer=2), [ids[0] for ids in small_batches()]
+    lm.compile(keras.optimizers.Adam(0.01), run_eagerly=True)
+    lm.train_on_batch(*batch)
+    lm.network.layers[-1].trainable = False
+    single = lm.trainable_variables[0]
+    single.trainable = False
+    for step in range(2):  # the second time, from the file of the first time
+        lm.save(tmp_path / f"{step}.keras")
+        lm.reset_memory()
+        lm.train_on_batch(*batch)
+    lm.reset_memory()
+    for step, more in ((0, 2), (1, 1)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loaded = keras.saving.load_model(tmp_path / f"{step}.keras")
+        paths = [[weight.path for weight in model.trainable_variables] for model in (lm, loaded)]
+        assert paths[0] == paths[1] and single.path not in paths[1]
+        for _ in range(more):
+            loaded.reset_memory()
+            loaded.train_on_batch(*batch)
+        for found, expected in zip(loaded.weights, lm.weights, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.slow
 def test_saved_model_loads_without_warning_scores_the_same_and_goes_on_training(small_lm, small_batches, tmp_path):
     lm = small_lm(n_layer=1, cutoffs=[8], div_val=2, untie_r=True, proj_share_all_but_first=True, dropout=0.1)

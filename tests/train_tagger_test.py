@@ -499,6 +499,9 @@ def test_train_ner_reads_its_flags(files, tmp_path):
     assert done.returncode == 1 and mentions(done.stderr, "--fusion", "--model=tener")
     done = run_program("tools/train_ner.py", f"--model_dir={tmp_path / 'no'}", *paths, "--n_sentences=9")
     assert done.returncode == 1 and mentions(done.stderr, "--n_sentences", "--dataset=towns")
+    no_bigrams = ["--nobigrams", "--d_bigram=9"]
+    done = run_program("tools/train_ner.py", f"--model_dir={tmp_path / 'no'}", *paths, *no_bigrams)
+    assert done.returncode == 1 and mentions(done.stderr, "--d_bigram", "bigrams")
 
 
 def test_tables_of_scores_and_of_confusion():

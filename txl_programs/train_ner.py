@@ -76,7 +76,10 @@ def main():
     check_used((unused_flags, False, f"is not a flag of --model={kind}"))
     data = config_of(TaggedConfig, settings["data"])
     training = config_of(TaggerTrainingConfig, settings["training"])
-    check_used((changed(["n_sentences"]), data.dataset == "towns", "is for --dataset=towns"))
+    check_used(
+        (changed(["n_sentences"]), data.dataset == "towns", "is for --dataset=towns"),
+        (changed(["d_bigram"]), data.bigrams, "is for bigrams, but the network gets none"),
+    )
     train_run(
         FLAGS.model_dir,
         data=data,

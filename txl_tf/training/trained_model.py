@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import at_least
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.nn.bases import MixedIntoModel
@@ -76,12 +77,20 @@ class TrainedModel(Unquantized, MixedIntoModel):
         smaller: how to get a smaller model, for a message about quantization.
     """
 
+    fixed_settings = {
+        "loss": "the model has its own loss", "loss_weights": "the model has one loss, its own",
+        "auto_scale_loss": "give it to compile()",
+    }  # fmt: skip
+
     seed: Any
     optimizer: Any
     smaller = 'txl_tf.export_saved_model(model, directory, weights="bfloat16") writes a model of half the size'
     stop_requested = False
     auto_scale_loss = True
     carried_names: tuple[str, ...] = ()
+    _steps_per_execution = 1
+    # The optimizer that `build_optimizer` built last, and the indices of the weights that it is for.
+    _optimized: tuple[Any, Sequence[int]] = (None, ())
     _hooks_of: dict[str, list[Any]] | None = None  # `{compiled function: what it was made with}`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -98,6 +107,16 @@ class TrainedModel(Unquantized, MixedIntoModel):
         """Whether all weights exist, so that the optimizer can create its variables. Some models need a call first."""
         return True
 
+    @property
+    def steps_per_execution(self) -> int:
+        """Number of steps in one call of the compiled graph. A new value counts in the next `fit`."""
+        return self._steps_per_execution
+
+    @steps_per_execution.setter
+    def steps_per_execution(self, steps: int) -> None:
+        at_least(1)("steps_per_execution", steps)
+        self._steps_per_execution = steps
+
     def build_at_once(self, inputs_shape: Any) -> None:
         """`build` for a constructor. Afterwards, a subclass may still add layers, which Keras forbids after `build`."""
         self.build(inputs_shape)
@@ -110,15 +129,19 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {name: getattr(self, name) for name in _KERAS_ARGUMENTS}
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Keras's method: the arguments of `compile`, and the indices of frozen layers, for a file.
+        """Keras's method: the arguments of `compile`, and the indices of frozen layers and weights, for a file.
 
         `None` if the model is not compiled.
         """
         if not self.compiled:
             return None
-        frozen = [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable]
+        frozen = {
+            "frozen": [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable],
+            "frozen_weights": [i for i, weight in enumerate(self.weights) if not weight.trainable],
+            "optimized_weights": self._optimized[1] if self._optimized[0] is self.optimizer else [],
+        }
         arguments: Any = keras.saving.serialize_keras_object(self.compile_arguments())
-        return {**arguments, "frozen": frozen}
+        return {**arguments, **frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Keras's method: freezes and compiles a model from a file as it was, and builds its optimizer.
@@ -127,21 +150,34 @@ class TrainedModel(Unquantized, MixedIntoModel):
             config: from `get_compile_config`.
         """
         layers: list[Any] = list(self._flatten_layers())
-        for i in config.pop("frozen", ()):  # files of older versions do not have it
+        # Files of older versions do not have these three.
+        frozen, frozen_weights, optimized = (
+            config.pop(name, ()) for name in ("frozen", "frozen_weights", "optimized_weights")
+        )
+        for i in frozen:
             layers[i].trainable = False
+        for i in frozen_weights:
+            self.weights[i].trainable = False
         arguments: Any = keras.saving.deserialize_keras_object(config)
         self.compile(**arguments)
-        self.build_optimizer()
+        self.build_optimizer([self.weights[i] for i in optimized])
 
-    def build_optimizer(self) -> None:
+    def build_optimizer(self, weights: Iterable[keras.Variable] = ()) -> None:
         """Creates the optimizer's variables, unless the model has no optimizer or not all of its weights.
 
         A step would create them, too. But if it fails, it may have created only some.
+
+        Args:
+            weights: what the optimizer is for; by default the trainable weights. In a model from a file, these may be
+                fewer, because some were frozen after the optimizer was built.
         """
         optimizer = getattr(self, "optimizer", None)
         if optimizer is not None and not optimizer.built and self.has_all_weights:
+            weights = list(weights) or self.trainable_variables
             with self.distribute_strategy.scope():  # some strategies cannot create variables within a step
-                optimizer.build(self.trainable_variables)
+                optimizer.build(weights)
+            places = {id(weight): i for i, weight in enumerate(self.weights)}
+            vars(self)["_optimized"] = (optimizer, [places[id(weight)] for weight in weights])
 
     def check_weights(self) -> None:
         """Raises ParameterError if trainable weights are float16 or bfloat16, which lose small updates.
@@ -181,8 +217,8 @@ class TrainedModel(Unquantized, MixedIntoModel):
     def hooks_changed(self, function: str, *names: str) -> bool:
         """Whether what a compiled function was made with has changed since the last check of that function.
 
-        That is: the methods that it calls, `run_eagerly` and `jit_compile`; for training also the optimizer and which
-        weights are trainable.
+        That is: the methods that it calls, `run_eagerly`, `jit_compile` and `steps_per_execution`; for training also
+        the optimizer and which weights are trainable.
 
         Args:
             function: name of the compiled function, such as "train_function". Its first check returns `False`.
@@ -191,7 +227,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         methods = [getattr(self, name) for name in names]
         # Functions instead of bound methods, which would keep the model alive.
         made_with = [getattr(method, "__func__", method) for method in methods]
-        made_with += [self.run_eagerly, self.jit_compile]
+        made_with += [self.run_eagerly, self.jit_compile, self.steps_per_execution]
         if function == "train_function":
             # `id`, because `==` of two variables compares their values.
             made_with += [getattr(self, "optimizer", None), *map(id, self.trainable_variables)]
