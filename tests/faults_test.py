@@ -349,6 +349,27 @@ def test_a_full_disk_while_logging_names_the_file_and_the_last_checkpoint(saved,
         logger.on_epoch_end(0, {"step": 3, "loss": "1" * 2000})
 
 
+def test_a_value_that_comes_later_gets_a_column(saved, tmp_path):
+    lm, checkpoints = saved
+    path = tmp_path / "log.csv"
+    first = [(0, {"step": 3}), (1, {"step": 6, "own": 1.5, "also": 2})]
+    resumed = [(2, {"step": 9, "own": 2.5}), (3, {"new": 1})]
+    for epochs in (first, resumed):
+        logger = StepCSVLogger(str(path), [], checkpoints)
+        logger.set_model(lm)
+        logger.on_train_begin()
+        for epoch, logs in epochs:
+            logger.on_epoch_end(epoch, logs)
+        logger.on_train_end()
+    assert path.read_text().splitlines() == [
+        "epoch,step,val_loss,also,own,new",
+        "0,3,NA,NA,NA,NA",
+        "1,6,NA,2,1.5,NA",
+        "2,9,NA,NA,2.5,NA",
+        "3,NA,NA,NA,NA,1",
+    ]
+
+
 HEADER = b"epoch,bpc,grad_norm,learning_rate,loss,step,tokens_per_second,val_bpc,val_loss\r\n"
 
 

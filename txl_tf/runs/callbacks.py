@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -516,7 +516,8 @@ class StepCSVLogger(Callback):
     """Appends a line to `log.csv` for each interval, in the form of `keras.callbacks.CSVLogger`.
 
     The columns are those of the header of an existing file. In a new file, they are "epoch", the names in the first
-    logs, and `val_loss` and the other metrics of validations. A column without a value has "NA".
+    logs, and `val_loss` and the other metrics of validations. If later logs have other names, such as those of a
+    callback of the user's own, the file gets more columns. A column without a value has "NA".
 
     Args:
         filename: path of the file.
@@ -545,16 +546,25 @@ class StepCSVLogger(Callback):
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         row = {"epoch": epoch, **dict.fromkeys(self.validated, "NA"), **logs}
         with self.checkpoints.naming_last_good(), naming_write_errors(self.filename):
-            has_header = bool(self.columns)
-            self.columns = self.columns or ["epoch", *sorted(row.keys() - {"epoch"})]
-            writer = csv.DictWriter(self.file, self.columns, restval="NA", extrasaction="ignore")
-            if not has_header:
-                writer.writeheader()
+            new_columns = sorted(row.keys() - {*self.columns, "epoch"})
+            if not self.columns:
+                self.columns = ["epoch", *new_columns]
+                csv.writer(self.file).writerow(self.columns)
+            elif new_columns:
+                self._add_columns(new_columns)
+            writer = csv.DictWriter(self.file, self.columns, restval="NA")
             writer.writerow(row)
             self.file.flush()
 
     def on_train_end(self, logs: Any = None) -> None:
         self.file.close()
+
+    def _add_columns(self, names: list[str]) -> None:
+        """Replaces the file by one that has more columns, with "NA" in the lines so far."""
+        self.file.close()
+        self.columns += names
+        _write_rows(self.filename, self.columns, _rows_of(self.filename))
+        self.file = tf.io.gfile.GFile(self.filename, "a")
 
 
 def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Sequence[str] = ()) -> None:
@@ -610,17 +620,27 @@ def complete_log(filename: str, step: int, validation: dict) -> bool:
     """
     if not tf.io.gfile.exists(filename):
         return False
-    with naming_read_errors(filename), tf.io.gfile.GFile(filename) as file:
-        *earlier, last = list(csv.DictReader(file)) or [{}]
+    *earlier, last = _rows_of(filename) or [{}]
     new_values = {name: value for name, value in validation.items() if last.get(name) == "NA"}
     if last.get("step") != str(step) or not new_values:
         return False
-    with io.StringIO(newline="") as text:
-        writer = csv.DictWriter(text, last)
-        writer.writeheader()
-        writer.writerows([*earlier, {**last, **new_values}])
-        write_atomic(filename, text.getvalue().encode())
+    _write_rows(filename, last, [*earlier, {**last, **new_values}])
     return True
+
+
+def _rows_of(filename: str) -> list[dict[str, str]]:
+    """Reads the lines of `log.csv` as `{column: value}`."""
+    with naming_read_errors(filename), tf.io.gfile.GFile(filename) as file:
+        return list(csv.DictReader(file))
+
+
+def _write_rows(filename: str, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Replaces `log.csv` by one with these columns and lines. A column that a line lacks gets "NA"."""
+    with io.StringIO(newline="") as text:
+        writer = csv.DictWriter(text, list(columns), restval="NA")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomic(filename, text.getvalue().encode())
 
 
 _COLUMNS = ("epoch", "step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "val_loss")
