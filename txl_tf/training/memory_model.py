@@ -186,7 +186,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._metric_names = metrics
-        vars(self)["auto_scale_loss"] = auto_scale_loss  # only `compile` can set it
+        self.__dict__["auto_scale_loss"] = auto_scale_loss  # only `compile` can set it
         own = (gradient_accumulation_steps, parallel_parts, static_shapes, bin_capacities)
         self.__dict__.update(zip(COMPILE_ARGUMENTS, own, strict=True))  # only `compile` can set these attributes
 

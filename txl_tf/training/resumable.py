@@ -138,7 +138,7 @@ class Resumable(AmongWorkers):
         own = [name for metric in [*self.own_metrics, self.grad_norm] for name in names_of(metric)]
         with self.distribute_strategy.scope():
             self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
-        vars(self)["auto_scale_loss"] = auto_scale_loss  # only `compile` can set it
+        self.__dict__["auto_scale_loss"] = auto_scale_loss  # only `compile` can set it
         self.drop_results("train_step", "test_step")
         super().compile(
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,

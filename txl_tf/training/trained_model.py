@@ -177,7 +177,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
             with self.distribute_strategy.scope():  # some strategies cannot create variables within a step
                 optimizer.build(weights)
             places = {id(weight): i for i, weight in enumerate(self.weights)}
-            vars(self)["_optimized"] = (optimizer, [places[id(weight)] for weight in weights])
+            self.__dict__["_optimized"] = (optimizer, [places[id(weight)] for weight in weights])
 
     def check_weights(self) -> None:
         """Raises ParameterError if trainable weights are float16 or bfloat16, which lose small updates.
