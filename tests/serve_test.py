@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import requests
 import tensorflow as tf
-from helpers import SMALL, make_run, program, raises_parameter, randomise, run_here
+from helpers import SMALL, Subwords, make_run, program, raises_parameter, randomise, run_here
 from small_runs import make_encoder_decoder, make_tagger
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.session import Session
 from txl_tf.serving.batcher import Batcher
-from txl_tf.serving.decoder import PIECE, Busy, Decoder, Job, Piece
+from txl_tf.serving.decoder import PIECE, Alternatives, Busy, Decoder, Job, Piece
 from txl_tf.serving.export import local_signatures
 
 pytest.importorskip("starlette", reason="the server needs starlette: pip install starlette uvicorn")
@@ -30,7 +30,7 @@ pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install sta
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
 from txl_programs.server.completions import Bounds, Choice, Completions, _deliverer  # noqa: E402
 from txl_programs.server.errors import Failed  # noqa: E402
-from txl_programs.server.predict import array_of  # noqa: E402
+from txl_programs.server.predict import Signature, array_of  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 from txl_programs.web.listening import listen, url_of  # noqa: E402
 
@@ -179,6 +179,34 @@ def test_logprobs_are_those_of_the_model_without_temperature(served):
         assert top.get(token, log_prob) == log_prob
 
 
+def words():
+    vocab = Vocab(special=["<eos>", "<unk>", "a", "b"], eos="<eos>", unk="<unk>")
+    vocab.build()
+    return vocab
+
+
+def some_bytes():
+    return SimpleNamespace(level="byte", symbols=["a", "\udcc3", "\udca9", "\n"])
+
+
+@pytest.mark.parametrize("vocab, shown", [
+    (words, [" <unk>", " a", "\n", "b"]),
+    (some_bytes, ["a", r"bytes:\xc3", r"bytes:\xa9", "\n"]),
+    (Subwords, ["User", r"bytes:\xc3", r"bytes:\xa9", "\u65e5"]),
+], ids=["words", "bytes", "subwords"])  # fmt: skip
+def test_a_token_has_the_same_text_in_its_place_and_among_the_most_likely(vocab, shown):
+    vocab = vocab()
+    ids = {"word": [1, 2, 0, 3], "byte": [0, 1, 2, 3], "subword": [10, 18, 19, 20]}[vocab.level]
+    prompt = np.array(ids[1:2], np.int32)
+    options = SimpleNamespace(echo=False, logprobs=2, stop=[])
+    choice = Choice(0, prompt if vocab.level == "word" else prompt[:0], vocab, options)
+    top_ids, log_probs = np.array([[i, ids[0]] for i in ids]), np.full([4, 2], -1.0)
+    choice.add(Piece(ids, Alternatives(log_probs[:, 0], top_ids, log_probs), done=True))
+    found = choice.as_json()["logprobs"]
+    assert found["tokens"] == shown
+    assert all(token in top for token, top in zip(found["tokens"], found["top_logprobs"], strict=True))
+
+
 def test_an_echo_scores_the_prompt(served):
     text = "abcab.\nhello"
     (choice,) = served.complete(prompt=text, max_tokens=0, echo=True, logprobs=2)["choices"]
@@ -208,6 +236,8 @@ def test_an_empty_prompt_continues_a_line(served):
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"best_of": 2}, "best_of"),
     ({"presence_penalty": 0.5}, "presence_penalty"), ({"logit_bias": {"1": 1}}, "logit_bias"),
     ({"suffix": "x"}, "suffix"), ({"temprature": 1}, "temprature"), ({"top_k": -1}, "top_k"), ({"top_k": 1.0}, "top_k"),
+    ({"prompt": [1, True]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"best_of": True}, "best_of"),
+    ({"presence_penalty": False}, "presence_penalty"),
     ({"min_p": True}, "min_p"), ({"repetition_window": 0}, "repetition_window"),
     ({"repetition_window": 9}, "repetition_window"), ({"top_p": 10**400}, "top_p"),
 ])  # fmt: skip
@@ -462,6 +492,23 @@ def test_requests_are_joined_whatever_the_longest_of_their_strings():
     assert batcher.largest == 3
 
 
+def test_requests_of_several_shapes_are_joined_with_their_like():
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "tokens")])
+    def doubled(tokens):
+        return {"tokens": 2 * tokens}
+
+    async def ask_together():
+        calls = [batcher.call("doubled", {"tokens": np.full([rows, n], n, np.int32)}) for rows, n in shapes]
+        return await asyncio.wait_for(asyncio.gather(*calls), 60)
+
+    batcher, shapes = Batcher({"doubled": doubled}, 16), [(1, 5), (2, 7), (1, 5), (1, 6), (3, 5), (1, 7)]
+    for _ in range(2):
+        found = asyncio.run(ask_together())
+        for result, (rows, n) in zip(found, shapes, strict=True):
+            np.testing.assert_array_equal(result["tokens"], np.full([rows, n], 2 * n))
+    assert batcher.largest == 3
+
+
 class Waiting:
     """A signature that counts its calls, and waits in each until `may_end` is set."""
 
@@ -561,6 +608,21 @@ def test_status_and_metadata(served):
 def test_a_wrong_request_gets_one_sentence(served, values, status):
     found = served.predict(**values)
     assert found.status_code == status and 0 < len(found.json()["error"]) <= 500, found.text
+
+
+def test_strings_and_base64_may_be_mixed():
+    for values in (["a", {"b64": "YWI="}], [{"b64": "YQ=="}, "ab"]):
+        assert array_of("text", values, "string").tolist() == [b"a", b"ab"]
+
+
+def test_metadata_has_every_type_of_the_signatures():
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "x")])
+    def compared(x):
+        return {"above": x > 0, "n": tf.size(x), "wide": tf.cast(x, tf.float64), "text": tf.as_string(x)}
+
+    outputs = Signature("compared", compared).described()["outputs"]
+    types = {"above": "DT_BOOL", "n": "DT_INT32", "wide": "DT_DOUBLE", "text": "DT_STRING"}
+    assert {name: output["dtype"] for name, output in outputs.items()} == types
 
 
 def test_null_in_place_of_a_string_is_refused_with_the_name_of_the_input():

@@ -138,6 +138,7 @@ def test_spelling_in_bytes():
         (text_with("char", "a <unk>", special=["<unk>"], unk="<unk>"), "q <unk>"),
         (Subwords(), "ax"),
         (Subwords(), "ü"),
+        (Subwords(), "\ud83d"),
         (made(level="byte"), "a\ud800"),
     ],
 )

@@ -94,6 +94,12 @@ def test_every_text_comes_back_as_it_was(vocab):
         assert b"".join(vocab.token_bytes[i] for i in ids) == text.encode()
 
 
+def test_half_of_a_surrogate_pair_is_no_text(vocab):
+    for read in (vocab.encode, vocab.count):
+        with raises_parameter("texts", "a\ud83d"):
+            read("a\ud83d")
+
+
 def test_pieces_are_sentencepieces_own(vocab):
     line = "The import statement combines two operations"
     assert vocab.encode(line).tolist() == vocab.processor.encode(line)

@@ -123,10 +123,11 @@ class Options:
                     400, f"{brief(name)} is not a parameter of this server, which has {', '.join(self.KNOWN)}", name
                 )
         for name, neutral in NEUTRAL.items():
-            if name in values and values[name] not in neutral:
+            if name in values and (values[name] not in neutral or isinstance(values[name], bool)):  # False equals 0
                 raise Failed(400, f"{name} is not supported by this server: leave it out", name)
         self.n = whole(values, "n", 1, 1, bounds.max_rows)
-        if values.get("best_of") not in (None, self.n):
+        best_of = values.get("best_of")
+        if best_of not in (None, self.n) or isinstance(best_of, bool):
             raise Failed(400, "best_of must be left out, or equal n", "best_of")
         self.max_new_tokens = whole(values, "max_tokens", min(16, bounds.max_new_tokens), 0, bounds.max_new_tokens)
         self.logprobs = whole(values, "logprobs", None, 0, MOST_LOGPROBS)
@@ -186,6 +187,10 @@ class Options:
         if not isinstance(prompts, list) or not 1 <= len(prompts) <= bounds.max_rows:
             wanted = f"a string, a list of ids, or a list of at most {bounds.max_rows} of these"
             raise Failed(400, f"prompt must be {wanted}, got {brief(prompt)}", "prompt")
+        if not all(isinstance(one_prompt, (str, list)) for one_prompt in prompts):
+            raise Failed(
+                400, f"prompt must have only strings, only ids or only lists of ids, got {brief(prompt)}", "prompt"
+            )
         return [self._prompt(one_prompt, vocab, bounds.max_tokens) for one_prompt in prompts]
 
     def _prompt(self, prompt: Any, vocab: Vocab, max_tokens: int) -> np.ndarray:
@@ -243,7 +248,9 @@ class Choice:
         self.stream = TextStream(vocab)
         self.text = ""  # all of the text
         self.n_taken = 0  # number of characters of the text that `take` has returned
-        self.tokens: list[dict] = []  # with logprobs: the tokens that `take` has not returned yet, see `_token`
+        # With logprobs: the tokens that `take` has not returned yet. Each is the dictionary of `_token`, with `offset`
+        # and `end`, the numbers of characters before the token and up to its end.
+        self.tokens: list[dict] = []
         self.new_tokens = 0  # number of generated tokens
         self.finish_reason: str | None = None  # "stop" or "length" once the text has ended
         self.start = 0  # where the new text begins in `text`: after the prompt with `echo`
@@ -265,9 +272,10 @@ class Choice:
         stream = TextStream(self.vocab)
         offset = 0
         for i, token in enumerate(self.prompt.tolist()):
-            text = stream.push([token])
             row = None if i == 0 or alternatives is None else i - 1  # the first token has no log-probability
-            self.tokens.append(self._token(text, offset, alternatives, row))
+            described = self._token(token, stream, alternatives, row)
+            text = stream.push([token])
+            self.tokens.append({**described, "offset": offset, "end": offset + len(text)})
             offset += len(text)
 
     def add(self, piece: Piece) -> None:
@@ -280,9 +288,10 @@ class Choice:
             if piece.stopped and i == len(piece.tokens) - 1:  # the token that ends a document is not text
                 break
             offset = len(self.text)
+            described = {} if self.options.logprobs is None else self._token(token, self.stream, piece.alternatives, i)
             self.text += self.stream.push([token])
-            if self.options.logprobs is not None:
-                self.tokens.append(self._token(self.text[offset:], offset, piece.alternatives, i))
+            if described:
+                self.tokens.append({**described, "offset": offset, "end": len(self.text)})
             if self._cut_at_stop():
                 return
         if piece.done:
@@ -301,26 +310,27 @@ class Choice:
         self.finish_reason = "stop"
         return True
 
-    def _token(self, text: str, offset: int, alternatives: Alternatives | None, row: int | None) -> dict:
+    def _token(self, token: int, stream: TextStream, alternatives: Alternatives | None, row: int | None) -> dict:
         """Describes a token.
 
         Args:
-            text: text of the token.
-            offset: number of characters before it.
+            token: id of the token.
+            stream: the stream of tokens before it.
             alternatives: log-probabilities; `None` if the token has none.
             row: index of the token in `alternatives`; `None` if the token has none.
 
         Returns:
-            Dictionary of `text`, `offset`, `log_prob`, and `top`, the `{symbol: log-probability}` of the most likely
-            tokens. `log_prob` and `top` are `None` for a token without log-probabilities.
+            Dictionary of `text` (see `_shown`), `log_prob`, and `top`, the `{text: log-probability}` of the most likely
+            tokens in its place. `log_prob` and `top` are `None` for a token without log-probabilities.
         """
+        text = _shown(token, stream)
         if alternatives is None or row is None:
-            return {"text": text, "offset": offset, "log_prob": None, "top": None}
+            return {"text": text, "log_prob": None, "top": None}
         n = self.options.logprobs or 0
         top: dict[str, float] = {}
         for other, log_prob in zip(alternatives.top_ids[row][:n], alternatives.top_log_probs[row][:n], strict=True):
-            top.setdefault(_shown(self.vocab.symbols[int(other)]), round(float(log_prob), 6))
-        return {"text": text, "offset": offset, "log_prob": round(float(alternatives.log_probs[row]), 6), "top": top}
+            top.setdefault(_shown(int(other), stream), round(float(log_prob), 6))
+        return {"text": text, "log_prob": round(float(alternatives.log_probs[row]), 6), "top": top}
 
     def take(self) -> tuple[str, list[dict]]:
         """Returns the text and the tokens that are certain and that no earlier call has returned.
@@ -341,7 +351,7 @@ class Choice:
         text = self.text[self.n_taken : end]
         self.n_taken = end
         done = self.finish_reason is not None
-        taken = [token for token in self.tokens if done or token["offset"] + len(token["text"]) <= end]
+        taken = [token for token in self.tokens if done or token["end"] <= end]
         self.tokens = self.tokens[len(taken) :]
         return text, taken
 
@@ -379,7 +389,7 @@ class Completions:
 
     def checked(self, values: dict) -> Options:
         """Returns the parameters of a request. Raises Failed if one is wrong, or names another model."""
-        if values.get("model", self.name) != self.name:
+        if values.get("model") not in (None, self.name):
             raise Failed(404, f"model must be {self.name}, got {brief(values['model'])}", "model")
         return Options(values, self.vocab, self.bounds, self.characters)
 
@@ -494,12 +504,19 @@ def _usage(options: Options, choices: list[Choice]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def _shown(symbol: str) -> str:
-    r"""Returns a symbol as text.
+def _shown(token: int, stream: TextStream) -> str:
+    r"""Returns the text that a token adds to a stream. The stream stays as it is.
 
-    A symbol that is not UTF-8 becomes `bytes:` and all its bytes, such as `bytes:\x61\xff`, as in OpenAI's answers.
+    Bytes that are not whole characters become `bytes:` and all bytes of the token, such as `bytes:\x61\xff`, as in
+    OpenAI's answers.
     """
-    data = symbol.encode("utf-8", "surrogateescape")
+    vocab = stream.vocab
+    if vocab.level == "subword":
+        data = vocab.token_bytes[token]
+    elif vocab.level == "byte":
+        data = vocab.symbols[token].encode("utf-8", "surrogateescape")
+    else:
+        return stream.copy().push([token])
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -22,7 +22,10 @@ from txl_programs.server.errors import Failed
 # A float32 output of up to this many numbers is written with as few digits as float32 needs. More would take too long.
 MOST_EXACT = 100_000
 # Type of a tensor -> its name in TensorFlow Serving's metadata.
-DTYPES = {"string": "DT_STRING", "int32": "DT_INT32", "float32": "DT_FLOAT", "int64": "DT_INT64"}
+DTYPES = {
+    "string": "DT_STRING", "bool": "DT_BOOL", "int32": "DT_INT32", "int64": "DT_INT64", "float32": "DT_FLOAT",
+    "float64": "DT_DOUBLE",
+}  # fmt: skip
 
 
 class Signature:
@@ -149,7 +152,8 @@ def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
 def _without_b64(name: str, value: Any) -> Any:
     """Returns a JSON value with bytes in place of each {"b64": ...}. Raises Failed for an object that is not base64."""
     if isinstance(value, list):
-        return [_without_b64(name, x) for x in value] if value and isinstance(value[0], (list, dict)) else value
+        has_others = any(isinstance(x, (list, dict)) for x in value)
+        return [_without_b64(name, x) for x in value] if has_others else value
     if not isinstance(value, dict):
         return value
     try:

@@ -249,6 +249,15 @@ class SubwordVocab(Vocab):
             return max(before - 1, 0)
         return len(data) * before // max(len(spelled), 1)
 
+    def _as_string(self, text: str | bytes) -> str:
+        """Returns the text unchanged. Raises ParameterError if it is bytes, or has half of a surrogate pair."""
+        string = super()._as_string(text)
+        try:
+            string.encode()
+        except UnicodeEncodeError as error:
+            raise ParameterError("texts", text, "text that UTF-8 can encode") from error
+        return string
+
     def _encoded_parts(self, string: str) -> Iterator[tuple[str, list[int]]]:
         """Yields `(part, its ids)`: the texts between separators, which may be empty, and the separators."""
         separator = re.compile(f"([{''.join(self.separators)}])") if self.separators else None

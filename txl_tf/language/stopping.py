@@ -133,6 +133,10 @@ def _spell_bytes(vocab: Any, text: str) -> list[int]:
     """
     data = vocab.token_bytes
     read = plain_text(text) if vocab.has_plain_text else text
+    try:
+        read_bytes = read.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise _cannot_spell(vocab, text) from error
     if text in vocab.ids and not data[vocab.ids[text]]:
         return [256 + vocab.ids[text]]
     single = {token[0] for token in data if len(token) == 1}
@@ -142,7 +146,7 @@ def _spell_bytes(vocab: Any, text: str) -> list[int]:
             raise _cannot_spell(vocab, text)
     if not read:
         raise _cannot_spell(vocab, text)
-    return list(read.encode("utf-8", "surrogateescape"))
+    return list(read_bytes)
 
 
 def token_of(vocab: Any, text: str) -> int | None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,7 +30,8 @@ MAX_COMPUTING = 2  # most signatures that compute at the same time
 _LENGTHS = ("lengths", "numbers")
 
 
-class _Request(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared
+class _Request:
     arrays: dict[str, np.ndarray]  # the arguments by name, each `[rows, ...]` if the request can be joined
     rows: int | None  # `None` for a request that is not joined with others
     key: Any  # requests with equal keys can be joined; `None` if this one cannot
@@ -85,13 +87,15 @@ class Batcher:
         """Computes the waiting requests for a signature, batch by batch, until none waits."""
         self._compute_slots = self._compute_slots or asyncio.Semaphore(MAX_COMPUTING)
         waiting = self._waiting[name]
-        while waiting:
-            async with self._compute_slots:
-                batch = self._next_batch(waiting)
-                if batch:
-                    self.largest = max(self.largest, len(batch))
-                    await self._answer(name, batch)
-        del self._tasks[name]
+        try:
+            while waiting:
+                async with self._compute_slots:
+                    batch = self._next_batch(waiting)
+                    if batch:
+                        self.largest = max(self.largest, len(batch))
+                        await self._answer(name, batch)
+        finally:
+            del self._tasks[name]
 
     def _next_batch(self, waiting: collections.deque[_Request]) -> list[_Request]:
         """Removes from `waiting` the first request and those that can be joined with it, and returns them.
