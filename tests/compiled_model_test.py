@@ -79,3 +79,7 @@ def test_the_next_fit_has_the_steps_per_execution_of_now(make):
         count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, seen=seen: seen.append(batch))
         model.fit(dataset, verbose=0, callbacks=[count])
         assert seen == ends
+        if not isinstance(model, txl_tf.TransformerXLLM):  # it has no `predict`
+            assert model.predict(IDS, batch_size=1, verbose=0).shape[0] == len(IDS)
+            evaluated = model.evaluate(*batch, batch_size=1, verbose=0)
+            assert evaluated == pytest.approx(model.evaluate(*batch, verbose=0), rel=1e-5)

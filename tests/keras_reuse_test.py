@@ -1,6 +1,7 @@
 """The network as a layer of other Keras models: fine-tuning as examples/classify.py does it, and padding."""
 
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -195,6 +196,23 @@ def test_a_network_that_was_saved_frozen_is_loaded_frozen_and_can_be_freed(small
     assert len(loaded.trainable_variables) == len(model.trainable_variables) == 2
     loaded.layers[1].trainable = True
     assert len(loaded.trainable_variables) == len(model.weights)
+
+
+def test_a_part_that_was_saved_frozen_is_loaded_frozen_with_the_state_of_the_optimizer(small_lm, tmp_path):
+    network, tokens = small_lm(n_layer=2).network, keras.Input([3], dtype="int32")
+    model = keras.Model(tokens, keras.layers.Dense(2)(network(tokens)[0]))
+    network.embedding.trainable = network.decoder_layers[0].weights[0].trainable = False
+    model.compile("adam", "mse", run_eagerly=True)
+    batch = np.ones([2, 3], int), np.ones([2, 3, 2])
+    model.train_on_batch(*batch)
+    model.save(tmp_path / "m.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert len(loaded.trainable_variables) == len(model.trainable_variables) < len(model.weights)
+    assert loaded.train_on_batch(*batch) == model.train_on_batch(*batch)
+    for found, expected in zip(loaded.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_mask_of_all_tokens_changes_nothing_and_none_adds_nothing_to_the_graph(small_lm):

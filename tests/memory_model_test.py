@@ -777,6 +777,7 @@ def test_what_is_frozen_after_steps_is_frozen_in_a_saved_model_and_the_optimizer
     lm.compile(keras.optimizers.Adam(0.01), run_eagerly=True)
     lm.train_on_batch(*batch)
     lm.network.layers[-1].trainable = False
+    lm.network.layers[-1].weights[0].trainable = True
     single = lm.trainable_variables[0]
     single.trainable = False
     for step in range(2):  # the second time, from the file of the first time

@@ -16,6 +16,7 @@ from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.checks import check_width
 from txl_tf.nn.dropping import Dropping
+from txl_tf.nn.frozen import freeze, with_frozen
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
 
@@ -242,6 +243,17 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
             allowed = "a part that the constructor makes"
             raise ParameterError(changed.name, type(changed).__name__, allowed, message)
         return {**super().get_config(), **arguments_of(self)}
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Keras's method: the shapes for `build`, and what is frozen. `None` if the layer is not built."""
+        return with_frozen(super().get_build_config(), self)
+
+    def build_from_config(self, config: Any) -> None:
+        """Keras's method: builds a layer from a file, and freezes what was frozen."""
+        shapes = dict(config or {})
+        frozen = shapes.pop("frozen", None)
+        super().build_from_config(shapes)
+        freeze(self, frozen)
 
     def add_table(self, name: str, shape: Sequence[int], initializer: Any, autocast: bool = True) -> Any:
         """`add_weight` for a weight that is not a matrix of a linear map: a table of rows, or the biases of all heads.

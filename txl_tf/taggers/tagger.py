@@ -32,6 +32,7 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CheckedCalls, KerasHabits
 from txl_tf.nn.checks import as_ids, check_tensors, checked_sizes
 from txl_tf.nn.dropping import Dropping
+from txl_tf.nn.frozen import freeze, with_frozen
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FIXED_DTYPE, FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
@@ -214,11 +215,12 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def get_build_config(self) -> dict[str, Any] | None:
         if not self.out_fc.built:
             return None
-        return {"width": self.out_fc.kernel.shape[0], "called_with": self._called_with}
+        return with_frozen({"width": self.out_fc.kernel.shape[0], "called_with": self._called_with}, self)
 
     def build_from_config(self, config: Any) -> None:
         self._called_with = config.get("called_with")  # files of older versions do not have it
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
+        freeze(self, config.get("frozen"))
 
     def _build_rest(self, width: int) -> None:
         """Builds the layers after the network, if they are not built. `width` is that of the hidden states before."""

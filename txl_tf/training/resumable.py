@@ -237,6 +237,7 @@ class Resumable(AmongWorkers):
         kwargs = by_name(super().predict, x, *args, **kwargs)
         _check_data("predict", kwargs)
         self._check_arrays("predict_step", kwargs.get("x"))
+        self._trace_again("predict")
         self._watch(kwargs)
         with plain_messages():
             return super().predict(**kwargs)
@@ -339,7 +340,7 @@ class Resumable(AmongWorkers):
         For "train", it also raises ParameterError if weights have a dtype that loses small updates.
 
         Args:
-            kind: "train" or "test".
+            kind: "train", "test" or "predict".
             class_weights: weights of the classes in the next training steps, which are constants of the graph.
         """
         changed = self.hooks_changed(f"{kind}_function", *_HOOKS)
@@ -351,6 +352,7 @@ class Resumable(AmongWorkers):
         compiled, make = {
             "train": (self.train_function, self.make_train_function),
             "test": (self.test_function, self.make_test_function),
+            "predict": (self.predict_function, self.make_predict_function),
         }[kind]
         if changed and compiled is not None:
             make(force=True)

@@ -16,6 +16,7 @@ from txl_tf.config.checks import at_least
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.nn.bases import MixedIntoModel
+from txl_tf.nn.frozen import freeze, frozen_in
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.optimization import count_of_batches
@@ -129,19 +130,15 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {name: getattr(self, name) for name in _KERAS_ARGUMENTS}
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Keras's method: the arguments of `compile`, and the indices of frozen layers and weights, for a file.
+        """Keras's method: the arguments of `compile`, what is frozen, and the weights of the optimizer, for a file.
 
         `None` if the model is not compiled.
         """
         if not self.compiled:
             return None
-        frozen = {
-            "frozen": [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable],
-            "frozen_weights": [i for i, weight in enumerate(self.weights) if not weight.trainable],
-            "optimized_weights": self._optimized[1] if self._optimized[0] is self.optimizer else [],
-        }
         arguments: Any = keras.saving.serialize_keras_object(self.compile_arguments())
-        return {**arguments, **frozen}
+        optimized = self._optimized[1] if self._optimized[0] is self.optimizer else []
+        return {**arguments, "frozen": frozen_in(self), "optimized_weights": optimized}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Keras's method: freezes and compiles a model from a file as it was, and builds its optimizer.
@@ -149,15 +146,8 @@ class TrainedModel(Unquantized, MixedIntoModel):
         Args:
             config: from `get_compile_config`.
         """
-        layers: list[Any] = list(self._flatten_layers())
-        # Files of older versions do not have these three.
-        frozen, frozen_weights, optimized = (
-            config.pop(name, ()) for name in ("frozen", "frozen_weights", "optimized_weights")
-        )
-        for i in frozen:
-            layers[i].trainable = False
-        for i in frozen_weights:
-            self.weights[i].trainable = False
+        freeze(self, config.pop("frozen", None))
+        optimized = config.pop("optimized_weights", ())  # files of older versions do not have it
         arguments: Any = keras.saving.deserialize_keras_object(config)
         self.compile(**arguments)
         self.build_optimizer([self.weights[i] for i in optimized])
