@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -90,8 +90,6 @@ class TrainedModel(Unquantized, MixedIntoModel):
     auto_scale_loss = True
     carried_names: tuple[str, ...] = ()
     _steps_per_execution = 1
-    # The optimizer that `build_optimizer` built last, and the indices of the weights that it is for.
-    _optimized: tuple[Any, Sequence[int]] = (None, ())
     _hooks_of: dict[str, list[Any]] | None = None  # `{compiled function: what it was made with}`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -137,7 +135,8 @@ class TrainedModel(Unquantized, MixedIntoModel):
         if not self.compiled:
             return None
         arguments: Any = keras.saving.serialize_keras_object(self.compile_arguments())
-        optimized = self._optimized[1] if self._optimized[0] is self.optimizer else []
+        optimizer, weights = vars(self).get("_optimized", (None, []))  # see `build_optimizer`
+        optimized = weights if optimizer is self.optimizer else []
         return {**arguments, "frozen": frozen_in(self), "optimized_weights": optimized}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
