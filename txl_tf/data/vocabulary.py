@@ -30,7 +30,7 @@ from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.data.encodings import not_utf8
 from txl_tf.data.text_files import plain_pieces, with_newlines
 from txl_tf.errors import ParameterError, brief, named
-from txl_tf.files import naming_read_errors, write_atomic
+from txl_tf.files import naming_read_errors, seekable, write_atomic
 
 _NO_UNKNOWN = (
     "Replace unknown symbols in the text; or train with min_freq=2, which makes rare symbols unknown ones, or train a "
@@ -450,7 +450,7 @@ class Vocab:
         vocab = cls(**config)
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no vocabulary file {named(path)}")
-        with naming_read_errors(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
+        with naming_read_errors(os.fspath(path)), tf.io.gfile.GFile(seekable(os.fspath(path)), "rb") as file:
             vocab.set_data(file.read(), path)
         return vocab
 
