@@ -375,6 +375,19 @@ def removed_on_error(path: str) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def empty_removed_on_error(folder: str) -> Iterator[None]:
+    """Removes a local folder if the block raises an error and the folder is new and still empty."""
+    existed = is_remote(folder) or os.path.lexists(folder)
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            with contextlib.suppress(OSError):  # raised if the folder is not empty
+                os.rmdir(folder)
+        raise
+
+
 def remove(path: str) -> None:
     """Removes a file, or a folder with its content, if it exists. Removes a symbolic link, but not the link's target.
 
