@@ -311,6 +311,17 @@ def test_a_bad_flag_is_an_error_and_nothing_is_answered(scoring, counted, tmp_pa
     assert not counted
 
 
+@pytest.mark.parametrize("inputs, output", [("a.txt", "config.json"), ("a.txt,b.txt", ""), ("a.txt,b.txt", "best")])
+def test_answers_are_not_written_over_the_run(scoring, counted, tmp_path, inputs, output):
+    write_some(tmp_path)
+    run = scoring.input.parent / "run"
+    before = (run / "config.json").read_bytes()
+    paths = ",".join(str(tmp_path / path) for path in inputs.split(","))
+    with raises_parameter("output", f"{run}/{output}", "a path that is no part of a run"):
+        run_here(scoring.tool, *scoring.flags, f"--input={paths}", f"--output={run}/{output}")
+    assert not counted and (run / "config.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "inputs, flags, named",
     [

@@ -223,6 +223,12 @@ def test_lm1b_of_another_seed_has_the_same_sentences_in_another_order(tmp_path):
     assert sorted(first) == sorted(second)
 
 
+def test_a_file_for_a_dataset_that_is_a_folder_names_the_dataset_text(tmp_path):
+    file = write_text(tmp_path / "a.txt", "a\n")
+    with pytest.raises(FileNotFoundError, match=f"dataset 'text' reads {file} itself"):
+        corpus.build_corpus("ptb", file)
+
+
 def test_lm1b_names_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="valid.txt.* --download"):
         corpus.prepare(tmp_path, "lm1b")

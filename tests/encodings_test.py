@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from helpers import mentions, write_text
 
-from txl_tf.data.encodings import probable_encoding
+from txl_tf.data.encodings import conversion_advice, probable_encoding, without_wrong_advice
 from txl_tf.data.lines import as_json, text_of
 from txl_tf.data.pairs.parallel import read_sides
 from txl_tf.data.tagged.lexicon import Lexicon
@@ -97,6 +97,13 @@ def test_lines_have_the_way_out_as_a_note():
         with pytest.raises(ParameterError) as caught:
             text_of(text.encode(codec))
         assert caught.value.value == name and f"iconv -f {name} -t utf-8" in caught.value.__notes__[0]
+
+
+def test_the_lines_of_a_packed_file_have_no_other_encoding():
+    packed = conversion_advice(b"\x1f\x8b\x08")
+    others = ["a note", conversion_advice("naïve café".encode("latin-1"))]
+    assert without_wrong_advice([*others, packed]) == ["a note", packed] and others[1].endswith("converts it.")
+    assert without_wrong_advice(others) == others
 
 
 def test_the_place_behind_a_megabyte_of_utf8_is_damage_and_behind_ascii_an_encoding(tmp_path):

@@ -81,6 +81,13 @@ def test_the_text_that_is_evaluated_is_not_written_over(trained, tmp_path):
         name = {"data": "data_path"}.get(*told, "eval_path")
         with raises_parameter("token_nll", str(link), f"another file than {name}"):
             evaluate(trained, token_nll=str(link), **told)
+    prepared = {"data": {"data_dir": str(tmp_path)}}
+    for name, told in (("train.npy", prepared), ("vocab.txt", prepared), ("corpus-info.json", prepared)):
+        with raises_parameter("token_nll", str(tmp_path / name), "another file than one of data_dir"):
+            evaluate(trained, token_nll=str(tmp_path / name), **told)
+    data = {"dataset": "text", "data_path": "no", "vocab_path": str(other)}
+    with raises_parameter("token_nll", str(other), "another file than vocab_path"):
+        evaluate(trained, token_nll=str(other), data=data)
 
 
 def test_a_file_that_is_too_short_is_named_with_the_size_of_the_batches(trained, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,11 @@ from txl_tf.convert.original import run_to_tf1
 from txl_tf.files import write_json
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
-from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.folder import RunFolder, check_spares_runs
 from txl_tf.runs.same_run import check_same_config
+from txl_tf.runs.setup import check_token_nll
 from txl_tf.runs.weights import CheckpointGone, CheckpointReader, MisfitError, delete_checkpoint, load_weights
+from txl_tf.serving.export import check_new_folder
 
 MODEL = {**SMALL, "mem_len": 4}
 
@@ -207,7 +210,45 @@ def test_writing_keeps_out_others_and_leaves_no_file(run_dir):
         pass
 
 
+def test_an_error_removes_a_new_folder_if_it_is_empty(run_dir):
+    def fail(*names):
+        with pytest.raises(KeyError), RunFolder(run_dir).locked():
+            for name in names:
+                (run_dir / name).write_text("")
+            raise KeyError
+
+    fail()
+    assert not run_dir.exists()
+    fail("file")
+    assert (run_dir / "file").exists()
+    (run_dir / "file").unlink()
+    fail()
+    assert run_dir.exists()
+
+
 # --------------------------------------------------------------------------------------------------------- errors
+
+
+def test_nothing_is_written_over_a_part_of_a_run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(run)
+    own = ["", "config.json", "vocab.txt", "target_vocab.model", "ckpt-20", "ckpt-7.index", "best", "best/best.json"]
+    for path in (*(str(run / name) for name in own), str(tmp_path / "link"), f"{tmp_path}/link/log.csv"):
+        with raises_parameter("output", path, "a path that is no part of a run"):
+            check_spares_runs("output", path)
+    shutil.copytree(run, tmp_path / "best")  # a run of this name
+    with raises_parameter("output", f"{tmp_path}/best/config.json"):
+        check_spares_runs("output", f"{tmp_path}/best/config.json")
+    with raises_parameter("token_nll", str(tmp_path / "new/log.csv")):  # of a run that is about to be made
+        check_token_nll(str(tmp_path / "new/log.csv"), RunFolder(tmp_path / "new"), {})
+    with raises_parameter("model_dir", str(run / "ema")):
+        RunFolder(run / "ema").check_new()
+    with raises_parameter("directory", str(run / "ckpt-20")):
+        check_new_folder(str(run / "ckpt-20"))
+    for path in (None, "", run / "answers.txt", run / "best/1.txt", run / "served", tmp_path / "config.json"):
+        check_spares_runs("output", path and str(path))
 
 
 def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):

@@ -440,6 +440,19 @@ def test_json_of_a_schema_and_its_file(tool, char_run, tmp_path, capfd):
         run_here(tool, *arguments, "--prompt=ab")
 
 
+def test_answers_are_not_written_over_a_schema(tool, char_run, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "prompts").write_text("ab\n")
+    (tmp_path / "out").mkdir()
+    schema = tmp_path / "out" / "prompts"
+    schema.write_text("{}")
+    for inputs, output in ((tmp_path / "in" / "prompts", schema), (tmp_path / "in", tmp_path / "out")):
+        with raises_parameter("output", str(output), "another file than --json_schema"):
+            flags = [f"--json_schema={schema}", f"--input={inputs}", f"--output={output}"]
+            run_here(tool, f"--model_dir={char_run[0]}", *flags)
+    assert schema.read_text() == "{}"
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "flags, end",

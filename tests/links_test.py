@@ -62,7 +62,7 @@ def test_code_deletes_by_remove_alone():
                 called = ast.unparse(node)
                 if node.attr in deletes or called in ("os.remove", "tf.io.gfile.remove"):
                     found.add((str(path.relative_to(ROOT)), called))
-    names = {"os.remove", "shutil.rmtree", "tf.io.gfile.remove", "tf.io.gfile.rmtree"}
+    names = {"os.remove", "os.rmdir", "shutil.rmtree", "tf.io.gfile.remove", "tf.io.gfile.rmtree"}
     assert found == {("txl_tf/files.py", name) for name in names}
 
 

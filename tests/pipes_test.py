@@ -1,6 +1,7 @@
 """Named pipes, folders and loops of links in place of files: one error that names the file, never an endless wait."""
 
 import concurrent.futures
+import hashlib
 import os
 import signal
 import socket
@@ -17,10 +18,12 @@ from txl_tf import files
 from txl_tf.convert.corpus_files import read_corpus
 from txl_tf.convert.original import find_tf1_checkpoint, model_arguments
 from txl_tf.convert.pytorch_source import open_source
+from txl_tf.data import inputs
+from txl_tf.data.text.corpus import build_corpus
 from txl_tf.data.text.texts import find_files, sizes_in_zip
-from txl_tf.data.text_files import read_files
+from txl_tf.data.text_files import blocks_of, read_files
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_pipe, naming_read_errors, new_file, read_json, sha256
+from txl_tf.files import is_pipe, new_file, read_json, sha256
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import UnreadableCheckpoint
 
@@ -49,9 +52,15 @@ def test_pipes_and_sockets_are_found_through_links_but_for_those_of_the_system(t
     reader, writer = os.pipe()
     others = [tmp_path, tmp_path / "file", tmp_path / "none", "gs://a/b", "/dev/null", f"/dev/fd/{reader}", "a\0b"]
     assert not any(map(is_pipe, others))
+    os.write(writer, b"a b\nb\n")
     os.close(writer)
-    with naming_read_errors(f"/dev/fd/{reader}"), open(reader) as file:
-        assert file.read() == ""
+    pipe = f"/dev/fd/{reader}"  # as a shell makes for <(command): it is read several times, and from any position
+    for _ in range(2):
+        assert "".join(read_files([pipe], "char")) == "a b\nb\n" and list(blocks_of(pipe, begin=2)) == [b"b\nb\n"]
+    assert inputs.size(pipe) == 6
+    assert build_corpus("text", pipe, level="word").vocab.symbols[2:] == ["b", "a"]
+    assert sha256(pipe) == hashlib.sha256(b"a b\nb\n").hexdigest() and Vocab.load(pipe).symbols == ["a", "b"]
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ def test_rare_characters_are_unknown_but_words_are_kept(tmp_path):
     corpus = corpus_of(tmp_path, min_freq=2, lexicon=WORDS, char_vectors="大 1\n", test_path="大 O\n")
     assert corpus.vocab.symbols == ["<pad>", "<unk>", "长", "长江", "江大"]
     assert corpus.bigram_vocab.symbols == ["<pad>", "<unk>"]
+    with raises_parameter("min_freq", 99):
+        corpus_of(tmp_path, min_freq=99)
 
 
 def test_white_space_and_special_symbols_are_unknown(tmp_path):

@@ -432,7 +432,13 @@ def test_new_symbols_of_pairs_get_rows_behind_the_others(made, other_lines, tmp_
 
 
 @pytest.mark.parametrize(
-    "changes", [{"data": {"source_level": "word"}}, {"data": {"min_freq": 2}}, {"model": {"norm_first": False}}]
+    "changes",
+    [
+        {"data": {"source_level": "word"}},
+        {"data": {"min_freq": 2}},
+        {"data": {"share_vocab": True}},
+        {"model": {"norm_first": False}},
+    ],
 )
 def test_a_new_run_refuses_what_the_other_does_not_have(made, other_lines, tmp_path, changes):
     path = write_text(tmp_path / "other.tsv", other_lines)

@@ -191,11 +191,21 @@ def test_bad_input_is_one_clear_error(run_dir, text_file, changes, facts):
         train_run(run_dir, text_file, **changes)
 
 
+def test_a_training_writes_no_vocabulary_over_a_text(run_dir):
+    run_dir.mkdir()
+    path = run_dir / "vocab.txt"
+    path.write_text(TEXT)
+    with raises_parameter(str(path), allowed="a file of the same content, or no file"):
+        train_run(run_dir, str(path))
+    assert path.read_text() == TEXT and not (run_dir / "config.json").exists()
+
+
 def test_a_training_writes_no_nll_over_its_text_and_says_how_a_text_is_given(run_dir, text_file):
     with raises_parameter("token_nll", str(text_file), "another file than data_path"):
         train_run(run_dir, text_file, evaluation={"token_nll": str(text_file)})
-    with raises_parameter("data", {}):
-        open_corpus({})
+    for data in ({}, {"cutoffs": [], "documents": False}, {"data_path": str(text_file)}):
+        with raises_parameter("data", data):
+            open_corpus(data)
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,7 @@ def test_the_program_writes_an_array_or_lines(run, tool, tmp_path, capsys):
     assert rows[4:] == ["", ""]
     numbers = [[float(x) for x in row.split("\t")] for row in rows[:4]]
     np.testing.assert_allclose(numbers, expected, atol=1e-5)
+    assert run_here(tool, *options, f"--output={tmp_path}/V.NPY") == 1
+    np.testing.assert_array_equal(np.load(tmp_path / "V.NPY"), found)
+    with raises_parameter("output", f"{tmp_path}/v.npy", "a folder, with several files or a Ray cluster"):
+        run_here(tool, f"--model_dir={folder}", "--input=a,b", f"--output={tmp_path}/v.npy")

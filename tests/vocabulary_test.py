@@ -30,6 +30,8 @@ def test_special_symbols_come_first_then_the_most_frequent_then_the_first_seen()
 def test_min_freq_and_max_size_leave_out_the_rare():
     text = "a a a b b c d"
     assert make_vocab(text, min_freq=2).symbols == ["a", "b"]
+    with raises_parameter("min_freq", 9, "at most 3, the number of the most frequent token"):
+        make_vocab(text, min_freq=9, special=["<unk>"], unk="<unk>")
     assert make_vocab(text, max_size=3).symbols == ["a", "b", "c"]
     assert make_vocab(text, max_size=1, special=["<unk>"]).symbols == ["<unk>", "a"]
 

@@ -142,6 +142,7 @@ from benchmarking.work import Calls
 from txl_config.environment import processor_flags
 from txl_config.errors import ParameterError
 from txl_tf.files import check_writable
+from txl_tf.runs.folder import check_spares_runs
 from txl_tf.training.distribution import BFLOAT16_UNITS
 
 # ----------------------------------------------------------------------------------------------------------- modes
@@ -556,6 +557,7 @@ def main():
     if FLAGS.jit and (FLAGS.scaling or not any(language_models.is_training(mode) or mode in PAIRS for mode in modes)):
         message = f"jit is for modes of training without scaling, got {', '.join(modes)}"
         raise ParameterError("jit", FLAGS.jit, "left out for these modes", message)
+    check_spares_runs("json", FLAGS.json)
     check_writable(FLAGS.json)
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions
     if FLAGS.inter_op_threads:

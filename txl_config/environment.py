@@ -42,11 +42,23 @@ def is_pipe(path: str | os.PathLike[str]) -> bool:
 
     False in /dev and /proc: there, a user names a pipe on purpose, such as /dev/stdin.
     """
+    return _leads_to_pipe(path) and not _is_of_system(path)
+
+
+def is_system_pipe(path: str | os.PathLike[str]) -> bool:
+    """Whether a local path in /dev or /proc leads to a pipe, such as the /dev/fd/63 of a shell's `<(command)`."""
+    return _is_of_system(path) and _leads_to_pipe(path)
+
+
+def _is_of_system(path: str | os.PathLike[str]) -> bool:
+    return os.path.abspath(path).startswith(("/dev/", "/proc/"))
+
+
+def _leads_to_pipe(path: str | os.PathLike[str]) -> bool:
+    """Whether a path leads to a pipe or a socket."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # it does not exist, or is remote
-        return False
-    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 

@@ -33,10 +33,11 @@ import numpy as np
 
 from txl_config import ClusterConfig
 from txl_config.errors import ParameterError
-from txl_programs.answering.files import answer_input
+from txl_programs.answering.files import answer_input, is_several
 from txl_programs.answering.lines import check_output, input_lines, say_how_many, say_missing
 from txl_programs.flag_values import cluster_of
 from txl_programs.opening import vocab_of, with_checkpoint
+from txl_tf.data.inputs import has_ending
 from txl_tf.data.line_files import Answering, Tally, nothing
 from txl_tf.data.lines import LineError, in_blocks
 from txl_tf.files import new_file
@@ -69,14 +70,16 @@ def write_array(folder):
         The `Tally` of the lines.
 
     Raises:
-        ParameterError: the flags ask for a Ray cluster, or --input or --output cannot be used.
+        ParameterError: the flags ask for a Ray cluster, --input names several files, or --input or --output cannot be
+            used.
         LineError: a line has no vector, with --strict.
         OSError: a file cannot be read or written.
     """
-    if cluster_of(ClusterConfig).given:
-        message = "--output=....npy is for one file on this machine: with a Ray cluster, give a folder"
-        raise ParameterError("output", FLAGS.output, "a folder, with a Ray cluster", message)
-    check_output(FLAGS.input)
+    if cluster_of(ClusterConfig).given or is_several(FLAGS.input):
+        allowed = "a folder, with several files or a Ray cluster"
+        message = f"--output=....npy is for one file on this machine: give {allowed}, got {FLAGS.output}"
+        raise ParameterError("output", FLAGS.output, allowed, message)
+    check_output()
     lines, name = input_lines(vocab_of(folder).has_plain_text)
     answering = with_checkpoint(folder, lambda path: make_answering(folder, path))
     width = folder.read_config()["model"]["d_model"]
@@ -95,7 +98,7 @@ def write_array(folder):
 @messages_to_stderr()
 def main():
     folder = RunFolder(FLAGS.model_dir, "language_model")
-    if FLAGS.output and FLAGS.output.endswith(".npy"):
+    if FLAGS.output and has_ending(FLAGS.output, ".npy"):
         tally = write_array(folder)
     else:
         tally, _ = answer_input(folder, make_answering, __spec__.name, TOGETHER)

@@ -2,7 +2,7 @@
 
     txl-estimate --n_token=30000 --n_layer=12 --d_model=512 --d_embed=512 --n_head=8 --d_head=64 --d_inner=2048 \\
         --tgt_len=256 --mem_len=256 --train_batch_size=32
-    txl-estimate --flagfile=configs/wt103_base.cfg
+    txl-estimate --flagfile=configs/wt103_base.cfg --dataset=wt103
     txl-estimate --model_dir=runs/quickstart --train_batch_size=64
 
 The program has the flags of txl-train, so a command line or a flag file of txl-train can be estimated as it is. Only

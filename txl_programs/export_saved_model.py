@@ -110,12 +110,13 @@ def main():
     from txl_tf import export_saved_model
     from txl_tf.files import absolute, check_no_pattern
     from txl_tf.runs.families.pipeline import with_lexicon
-    from txl_tf.runs.folder import RunFolder
+    from txl_tf.runs.folder import RunFolder, check_spares_runs
     from txl_tf.serving.export import check_new_folder
 
     check_used((("length_penalty",), FLAGS.beam_size > 1, "is for a beam search: give --beam_size, too"))
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     check_no_pattern("output", absolute(FLAGS.output))
+    check_spares_runs("output", FLAGS.output)
     check_new_folder(directory)
     folder = RunFolder(FLAGS.model_dir)
     is_tagger = folder.family.task == "tagger"

@@ -72,11 +72,13 @@ def main():
     check_flags()
     import txl_tf
     from txl_tf.data.text.corpus import load_corpus
+    from txl_tf.runs.folder import check_spares_runs
 
     if FLAGS.verify:
         corpus = load_corpus(FLAGS.data_dir, verify=True)
         print("every file is intact: its checksum is the recorded one")
     else:
+        check_spares_runs("data_dir", FLAGS.data_dir)
         cluster = cluster_of(ClusterConfig)
         arguments = {**values(("data_dir", "download", "download_url", "shard_tokens")), **values(TextConfig)}
         # Only lm1b takes these two. `prepare` would refuse the default of --num_shuffle, which is not the library's.

@@ -174,7 +174,7 @@ def main():
         check_used(
             (changed(["strict"]), False, "is for lines: with --tagged, the program always ends at the first error")
         )
-        check_output(FLAGS.tagged)
+        check_output()
         sentences = read_tagged(folder)
         pipeline = with_checkpoint(folder, functools.partial(open_pipeline, folder))
         return compare(sentences, pipeline, text_function(folder))

@@ -172,7 +172,7 @@ def compare(folder, vocabs):
         LineError: a source has no translation, with --strict.
     """
     check_left_out(values(("ray_address", "ray_workers")), "--pairs is for one machine")
-    check_output(*FLAGS.pairs)
+    check_output()
     reader = PairReader(config_of(PairFilesConfig), [vocab.level for vocab in vocabs])
     texts = reader.read(FLAGS.pairs)
     if FLAGS.skip_bad_lines:

@@ -10,12 +10,13 @@ from txl_config.environment import (
     is_address,
     is_installed,
     is_pipe,
+    is_system_pipe,
     processor_flags,
     too_old,
     wait_for_all,
 )
 
 __all__ = [
-    "check_backend", "check_listens", "check_versions", "is_address", "is_installed", "is_pipe", "processor_flags",
-    "too_old", "wait_for_all",
+    "check_backend", "check_listens", "check_versions", "is_address", "is_installed", "is_pipe", "is_system_pipe",
+    "processor_flags", "too_old", "wait_for_all",
 ]  # fmt: skip

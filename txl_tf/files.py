@@ -10,13 +10,14 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.environment import is_pipe
+from txl_tf.environment import is_pipe, is_system_pipe
 from txl_tf.errors import ParameterError, brief, located, named
 
 try:
@@ -26,6 +27,7 @@ except ImportError:  # not on Windows
 
 _PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst")  # endings of compressed files
 logger = logging.getLogger("txl_tf")
+_COPIES: dict[tuple[int, int], Any] = {}  # device and inode of a pipe -> temporary file with its content
 _SECONDS_FOR_A_READER = 10  # how long `new_file` waits until a process reads from a named pipe
 
 
@@ -61,6 +63,25 @@ def absolute(path: str) -> str:
 def same_path(one: str, other: str) -> bool:
     """Whether two local paths lead to the same file or folder. Symbolic links are followed."""
     return os.path.realpath(one) == os.path.realpath(other)
+
+
+def seekable(path: str) -> str:
+    """Returns a path that can be read several times, and from any position.
+
+    That is `path` itself, except for a pipe in /dev or /proc, such as the /dev/fd/63 of a shell's `<(command)`: the
+    first call reads the pipe to its end, and copies it to a temporary file without a name, which ends with the process.
+    """
+    if not is_system_pipe(path):
+        return path
+    status = os.stat(path)
+    key = (status.st_dev, status.st_ino)
+    if key not in _COPIES:
+        copy = tempfile.TemporaryFile()
+        with open(path, "rb") as pipe:
+            shutil.copyfileobj(pipe, copy)
+        copy.flush()
+        _COPIES[key] = copy
+    return f"/dev/fd/{_COPIES[key].fileno()}"
 
 
 @contextlib.contextmanager
@@ -245,7 +266,7 @@ def check_not_overwritten(path: str, data: str | bytes) -> None:
 def sha256(path: str) -> str:
     """The SHA-256 checksum of a file, local or remote, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
-    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(seekable(path), "rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
@@ -351,6 +372,19 @@ def removed_on_error(path: str) -> Iterator[None]:
     except BaseException:
         if not existed:
             remove(path)
+        raise
+
+
+@contextlib.contextmanager
+def empty_removed_on_error(folder: str) -> Iterator[None]:
+    """Removes a local folder if the block raises an error and the folder is new and still empty."""
+    existed = is_remote(folder) or os.path.lexists(folder)
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            with contextlib.suppress(OSError):  # raised if the folder is not empty
+                os.rmdir(folder)
         raise
 
 

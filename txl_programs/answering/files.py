@@ -19,6 +19,7 @@ import tensorflow as tf
 from txl_config import ClusterConfig
 from txl_config.errors import ParameterError
 from txl_programs.answering.lines import (
+    check_not_read,
     check_output,
     input_lines,
     progress_bar,
@@ -33,7 +34,7 @@ from txl_tf.cluster.connection import connected
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
 from txl_tf.files import absolute, lock, naming_write_errors, same_path, sha256
-from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.folder import RunFolder, check_spares_runs
 
 _FILES = ("lexicon", "json_schema")  # flags that name a file whose content affects the answers
 # Flags that do not affect the answers.
@@ -63,10 +64,10 @@ def answer_input(folder, make_answering, program, together, raw=False):
         ValueError: a line has no answer, with --strict.
         OSError: a file cannot be read or written.
     """
-    if cluster_of(ClusterConfig).given or _is_several(FLAGS.input):
+    if cluster_of(ClusterConfig).given or is_several(FLAGS.input):
         answer = functools.partial(_answer_files, folder, make_answering, program, together, _named_files())
         return with_checkpoint(folder, answer)
-    check_output(FLAGS.input)
+    check_output()
     lines, name = input_lines(_has_any_end(folder))
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     started = time.perf_counter()
@@ -80,7 +81,7 @@ def _has_any_end(folder):
     return folder.task != "language_model" or vocab_of(folder).has_plain_text
 
 
-def _is_several(inputs):
+def is_several(inputs):
     """Whether --input is a folder, a pattern, or several files. An existing file may have , * ? or [ in its name."""
     if inputs in (None, "-"):
         return False
@@ -137,8 +138,8 @@ def _named_files():
     """Returns `(path, name)` of each file of --input, where `name` is the path of its output file below --output.
 
     Raises:
-        ParameterError: --input names no files, --output is not a folder, two files would have the same output file, or
-            an output file would be one of the input files.
+        ParameterError: --input names no files, --output is not a folder or is that of a run, two files would have the
+            same output file, or an output file would be a file that is read.
     """
     if FLAGS.input in (None, "-"):
         message = "--ray_address and --ray_workers need --input: files, folders or patterns"
@@ -157,6 +158,8 @@ def _named_files():
         if absolute(path).startswith(output) or same_path(path, f"{output}{name}"):
             message = f"--output must not contain a file of --input, got {FLAGS.output}, which contains {path}"
             raise ParameterError("output", FLAGS.output, "a folder without files of --input", message)
+    check_not_read(*(f"{output}{name}" for name in names))
+    check_spares_runs("output", FLAGS.output)
     if around := folder_around([output, *(f"{output}{name}" for name in names)], FLAGS.input):
         message = f"--output must be outside of {around}, all files of which --input names, got {FLAGS.output}"
         raise ParameterError("output", FLAGS.output, f"a folder outside of {around}", message)

@@ -10,11 +10,15 @@ from typing import Any
 import keras
 
 from txl_config.errors import ParameterError, visible
-from txl_programs.flag_values import FLAGS
+from txl_programs.flag_values import FLAGS, given
 from txl_tf.data.line_files import Tally, nothing
 from txl_tf.data.lines import arriving, lines_in, without_mark
 from txl_tf.data.text_files import read_files
-from txl_tf.files import check_not_packed, check_writable, new_file, same_path
+from txl_tf.files import check_not_packed, check_writable, new_file
+from txl_tf.runs.folder import check_spares_runs
+
+# Flags that name files to read.
+_READ = ("input", "tagged", "pairs", "lexicon", "json_schema", "text_path", "data_path", "figures", "font")
 
 
 def input_lines(any_end=True):
@@ -41,22 +45,30 @@ def input_lines(any_end=True):
     return lines_in(without_mark(itertools.chain([first], pieces)), any_end), FLAGS.input
 
 
-def check_output(*inputs):
+def check_output():
     """Checks --output.
 
-    Args:
-        *inputs: paths of files; `None` for the standard input.
-
     Raises:
-        ParameterError: --output is one of the `inputs`, or ends as a compressed file.
+        ParameterError: --output is a file that the program reads or a part of a run, or ends as a compressed file.
         OSError: it cannot be written.
     """
-    for path in inputs:
-        if FLAGS.output and path and os.path.isfile(path) and same_path(path, FLAGS.output):
-            message = f"--output must be another file than {path}, whose lines are answered, got {FLAGS.output}"
-            raise ParameterError("output", FLAGS.output, "another file than the input", message)
+    if FLAGS.output:
+        check_not_read(FLAGS.output)
+    check_spares_runs("output", FLAGS.output)
     check_not_packed("output", FLAGS.output)
     check_writable(FLAGS.output)
+
+
+def check_not_read(*outputs):
+    """Raises ParameterError if one of the `outputs`, paths of files to write, is a file that another flag names."""
+    written = set(map(os.path.realpath, outputs))
+    for name in given(_READ):
+        value: Any = FLAGS[name].value
+        paths = [*value, ",".join(value)] if isinstance(value, list) else [value]  # a path may contain a comma
+        for path in paths:
+            if os.path.isfile(path) and os.path.realpath(path) in written:
+                message = f"--output must not overwrite --{name}={path}, which is read, got {FLAGS.output}"
+                raise ParameterError("output", FLAGS.output, f"another file than --{name}", message)
 
 
 def write_answers(answers, text, numbers=nothing, raw=False):

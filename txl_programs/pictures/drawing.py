@@ -5,7 +5,8 @@ import os
 from typing import Any
 
 from txl_config.errors import ParameterError
-from txl_tf.files import check_writable, write_atomic
+from txl_programs.answering.lines import check_output
+from txl_tf.files import write_atomic
 
 try:
     from matplotlib import font_manager, rcParams
@@ -104,9 +105,9 @@ def format_of(path):
 
 
 def check_picture(path):
-    """Raises ParameterError if `format_of(path)` does, and OSError if the file cannot be written."""
+    """Checks --output, the path of a picture. Raises ParameterError if `format_of(path)` does; see `check_output`."""
     format_of(path)
-    check_writable(path)
+    check_output()
 
 
 def save(figure, path, dpi):

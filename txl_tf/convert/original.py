@@ -37,7 +37,7 @@ from txl_tf.files import (
 )
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
-from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.folder import RunFolder, check_spares_runs
 from txl_tf.runs.weights import (
     CheckpointReader,
     checkpoint_step,
@@ -334,7 +334,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
 
 
 def _check_target(path: str, files: dict[str, str | bytes]) -> None:
-    """Raises ParameterError if a new checkpoint would overwrite another one, or lie in the folder of a run.
+    """Raises ParameterError if a new checkpoint would overwrite another one, or lie in the folder or a part of a run.
 
     It may overwrite the checkpoint of an earlier conversion of the same run.
 
@@ -347,6 +347,7 @@ def _check_target(path: str, files: dict[str, str | bytes]) -> None:
         allowed = "outside of the folders of runs"
         message = f"tf1_checkpoint must lie {allowed}, got {path}: {target_dir} has a config.json"
         raise ParameterError("tf1_checkpoint", path, allowed, message)
+    check_spares_runs("tf1_checkpoint", target_dir)
     for name, data in files.items():
         check_not_overwritten(os.path.join(target_dir, name), data)
     if not tf.io.gfile.exists(os.path.join(target_dir, INFO_FILE)):  # then no conversion of this run is in the folder

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from txl_tf.errors import ParameterError
 
 _SAMPLE = 1 << 14  # bytes that the guess uses
+_ADVICE = "The text seems to be "  # beginning of `conversion_advice`
+_PACKED_BY = "packed by "
 _LEAST = 0.3  # smallest score at which `_by_characters` believes a guess
 
 # First bytes of a file -> its format, and the command that unpacks it to the standard output.
@@ -84,7 +86,16 @@ def not_utf8(
 def conversion_advice(data: bytes) -> str | None:
     """Returns a sentence on how to convert a text that begins with `data`; `None` if its encoding is not clear."""
     encoding, command = _guess(data[:_SAMPLE], begins=True)
-    return command and f"The text seems to be {encoding}: {command} OLD_FILE > NEW_FILE converts it."
+    return command and f"{_ADVICE}{encoding}: {command} OLD_FILE > NEW_FILE converts it."
+
+
+def without_wrong_advice(notes: list[str]) -> list[str]:
+    """Returns notes about the lines of a text. If one says that it is packed, other `conversion_advice` is left out.
+
+    The first bytes show that a text is packed. Each of its other lines looks like some encoding, by chance.
+    """
+    packed = next((note for note in notes if note.startswith(f"{_ADVICE}{_PACKED_BY}")), None)
+    return [note for note in notes if packed in (None, note) or not note.startswith(_ADVICE)]
 
 
 def probable_encoding(data: bytes, begins: bool = True) -> str | None:
@@ -104,7 +115,7 @@ def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
     if begins:
         for magic, (kind, command) in _PACKED.items():
             if data.startswith(magic):
-                return f"packed by {kind}", command
+                return f"{_PACKED_BY}{kind}", command
     marked = next((name for mark, name in _MARKS.items() if begins and data.startswith(mark)), None)
     encoding = marked or (None if _is_mostly_utf8(data) else _by_characters(data))
     return encoding, encoding and f"iconv -f {encoding} -t utf-8"

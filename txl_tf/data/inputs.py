@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError, named
-from txl_tf.files import is_remote
+from txl_tf.files import is_remote, seekable
 
 logger = logging.getLogger("txl_tf")
 _PYARROW = "s3://"  # TensorFlow has no such file system without tensorflow-io
@@ -37,7 +37,7 @@ def is_folder(path: str) -> bool:
 
 def size(path: str) -> int:
     """Returns the size of an existing file in bytes."""
-    return _info(path).size if _read_by_pyarrow(path) else tf.io.gfile.stat(path).length
+    return _info(path).size if _read_by_pyarrow(path) else tf.io.gfile.stat(seekable(path)).length
 
 
 def stamp(path: str) -> tuple[int, int]:
@@ -45,13 +45,13 @@ def stamp(path: str) -> tuple[int, int]:
     if _read_by_pyarrow(path):
         info = _info(path)
         return info.size, info.mtime_ns
-    status = tf.io.gfile.stat(path)
+    status = tf.io.gfile.stat(seekable(path))
     return status.length, status.mtime_nsec
 
 
 def opened(path: str) -> BinaryIO:
     """Opens a file to read bytes from: `read(n)`, `seek(position)`, `tell()`, `close()`."""
-    return opened_by_pyarrow(path) if _read_by_pyarrow(path) else tf.io.gfile.GFile(path, "rb")
+    return opened_by_pyarrow(path) if _read_by_pyarrow(path) else tf.io.gfile.GFile(seekable(path), "rb")
 
 
 def opened_by_pyarrow(path: str) -> Any:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from txl_tf.data import inputs
+from txl_tf.data.encodings import without_wrong_advice
 from txl_tf.data.lines import LineError, in_blocks, joined_lines, lines_in, without_mark
 from txl_tf.data.text_files import blocks_of
 from txl_tf.files import (
@@ -103,7 +104,7 @@ class Tally:
         self.missing += other.missing
         self._add_numbers(other.sums)
         self.messages += other.messages
-        self.notes += [note for note in other.notes if note not in self.notes]
+        self.notes = without_wrong_advice(list(dict.fromkeys([*self.notes, *other.notes])))
 
     def _add_numbers(self, numbers: Iterable[float]) -> None:
         """Adds numbers to the sums, one to each. Sums and numbers may also be missing."""

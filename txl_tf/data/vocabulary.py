@@ -30,7 +30,7 @@ from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.data.encodings import not_utf8
 from txl_tf.data.text_files import plain_pieces, with_newlines
 from txl_tf.errors import ParameterError, brief, named
-from txl_tf.files import naming_read_errors, write_atomic
+from txl_tf.files import naming_read_errors, seekable, write_atomic
 
 _NO_UNKNOWN = (
     "Replace unknown symbols in the text; or train with min_freq=2, which makes rare symbols unknown ones, or train a "
@@ -204,7 +204,8 @@ class Vocab:
         """Gives ids to the special tokens, `document` and the counted tokens, in this order.
 
         Raises:
-            ParameterError: `bos` or `eos` is neither special nor counted, or is the same token as `document`.
+            ParameterError: `bos` or `eos` is neither special nor counted, or is the same token as `document`; or
+                `min_freq` leaves out all counted tokens.
         """
         self._check_document("bos", "eos")  # not in `__init__`: existing files must open
         if self.level == "byte":
@@ -212,6 +213,12 @@ class Vocab:
             return
         counted = [s for s, n in self.counter.most_common(self.max_size) if n >= self.min_freq]
         document = [] if self.document is None else [self.document]
+        if self.min_freq > 1 and not {*counted} - {*self.special, *document}:
+            numbers = [n for symbol, n in self.counter.items() if symbol not in self.special and symbol not in document]
+            if numbers:
+                most = f"at most {max(numbers)}, the number of the most frequent token"
+                message = f"min_freq must be {most}, got {self.min_freq}: it leaves out all tokens of the text"
+                raise ParameterError("min_freq", self.min_freq, most, message)
         self._set_symbols(dict.fromkeys([*self.special, *document, *counted]))
         self._check_line_symbols("the vocabulary: add it to special")
 
@@ -443,7 +450,7 @@ class Vocab:
         vocab = cls(**config)
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no vocabulary file {named(path)}")
-        with naming_read_errors(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
+        with naming_read_errors(os.fspath(path)), tf.io.gfile.GFile(seekable(os.fspath(path)), "rb") as file:
             vocab.set_data(file.read(), path)
         return vocab
 

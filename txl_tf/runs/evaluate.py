@@ -83,8 +83,7 @@ def evaluate_run(
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
     evaluation, defaults = _completed(evaluation or EvaluationConfig(), config.get("training", {}))
     tgt_len, rows = sizes_of(evaluation)
-    argument = "eval_path" if evaluation.eval_path else "data_path"
-    check_token_nll(evaluation.token_nll, **{argument: evaluation.eval_path or (data or config["data"]).get(argument)})
+    check_token_nll(evaluation.token_nll, folder, data or config["data"], evaluation.eval_path)
     folder.find_checkpoint(evaluation.eval_ckpt_path)  # raises before the text is read
     strategy, machine = open_machine(machine)
     check_divides(strategy, eval_batch_size=rows)

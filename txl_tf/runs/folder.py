@@ -28,10 +28,12 @@ from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, UnknownArgumentError, brief, named
 from txl_tf.files import (
+    absolute,
     check_no_link,
     check_no_pattern,
     check_not_overwritten,
     check_writable,
+    empty_removed_on_error,
     is_pipe,
     is_remote,
     lock,
@@ -41,6 +43,7 @@ from txl_tf.files import (
     remove,
     remove_leftovers,
     removed_on_error,
+    same_path,
     write_atomic,
     write_json,
 )
@@ -62,6 +65,12 @@ CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.crea
 SOURCES: dict[str, Callable[[str], str]] = {}
 _ATTEMPTS = 10  # to open a checkpoint, which a training run in another process may delete
 _EVENTS = ("train", "validation")  # folders of TensorBoard's files
+# Names of files and folders that belong to a run.
+_OWN_NAMES = re.compile(
+    r"config\.json|(\w+_)?vocab\.(txt|model)|lexicon\.txt|checkpoint|ckpt-\d+(\..*)?|best\.json|log\.csv|tracker\.json"
+    rf"|best|ema|{'|'.join(_EVENTS)}|{re.escape(CREATING)}",
+    re.DOTALL,
+)
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
 
@@ -92,6 +101,50 @@ def load_run(
     folder = RunFolder(model_dir)
     vocabs = folder.load_vocabs()
     return folder.load_model(ckpt_path, **changes), vocabs[0] if len(vocabs) == 1 else vocabs
+
+
+def check_spares_runs(name: str, path: str | None, model_dir: str | os.PathLike | None = None) -> None:
+    """Checks that writing to a path does not overwrite a part of a run. Other new files in its folder are allowed.
+
+    Args:
+        name: name of the argument whose value is `path`, for the error.
+        path: file or folder to write to. `None` and "" are allowed.
+        model_dir: folder of a run that may not have a `config.json` yet.
+
+    Raises:
+        ParameterError: `path` is the folder of a run, or has the name of one of its files or subfolders.
+    """
+    if not path:
+        return
+    run = path if _has_config(path) else _run_around(path, model_dir)
+    if run is not None:
+        message = f"{name} must not be the run {brief(run)} or a part of it, got {brief(path)}: choose another path"
+        raise ParameterError(name, path, "a path that is no part of a run", message)
+
+
+def _run_around(path: str, model_dir: str | os.PathLike | None = None) -> str | None:
+    """The folder of the run whose file or subfolder has this path; `None` if there is none. Nothing needs to exist.
+
+    `model_dir`: see `check_spares_runs`.
+    """
+    folder, own_name = os.path.split(absolute(path.rstrip("/")))
+    if not _OWN_NAMES.fullmatch(own_name):
+        return None
+    if not is_remote(path):  # a link to a folder is followed. A link to a file is replaced
+        folder = os.path.realpath(folder)
+    folders = [folder]
+    if os.path.basename(folder) in ("best", "ema", *_EVENTS):
+        folders.append(os.path.dirname(folder))
+    for run in folders:
+        if _has_config(run) or (model_dir is not None and same_path(run, os.fspath(model_dir))):
+            return run
+    return None
+
+
+def _has_config(folder: str) -> bool:
+    """Whether a folder contains a `config.json`, as the folders of runs do."""
+    with naming_write_errors(folder):
+        return tf.io.gfile.exists(os.path.join(folder, "config.json"))
 
 
 class RunFolder(CheckpointFolder):
@@ -197,11 +250,18 @@ class RunFolder(CheckpointFolder):
         Args:
             config: content of `config.json`. Fingerprints of the vocabularies are added.
             vocabs: the vocabularies.
+
+        Raises:
+            ParameterError: the folder is not yet that of a run, and a vocabulary would overwrite a file with other
+                content.
         """
         by_name = dict(zip(family_in(config).vocabs, vocabs, strict=True))
         if not self.steps():
-            for name, vocab in by_name.items():
-                vocab.save(self._vocab_file(name, vocab.level))
+            files = {self._vocab_file(name, vocab.level): vocab for name, vocab in by_name.items()}
+            for path, vocab in files.items() if not self.has_config() else ():
+                check_not_overwritten(path, vocab.get_data())
+            for path, vocab in files.items():
+                vocab.save(path)
         fingerprints = {name: vocab.fingerprint() for name, vocab in by_name.items()}
         write_json(self.config_file, {**config, "fingerprints": {**config.get("fingerprints", {}), **fingerprints}})
 
@@ -403,7 +463,8 @@ class RunFolder(CheckpointFolder):
     def locked(self) -> Iterator[None]:
         """In this block, which writes to the folder, it is locked against other runs.
 
-        Makes the folder, checks that it can be written to, and removes temporary files of killed processes.
+        Makes the folder, checks that it can be written to, and removes temporary files of killed processes. After an
+        error, a new folder is removed if it is empty.
 
         Raises:
             ParameterError: the folder is at an address, such as `hf://`, or TensorFlow cannot write to such a path.
@@ -413,17 +474,18 @@ class RunFolder(CheckpointFolder):
             message = f"model_dir {self.address} can be read only: give a new folder, and --init_from={self.address}"
             raise ParameterError("model_dir", self.address, "a folder to write to", message)
         self._check_path()
-        try:
-            tf.io.gfile.makedirs(self.path)
-            check_writable(self.config_file)
-        except (OSError, tf.errors.OpError) as error:
-            raise OSError(f"model_dir {named(self)} cannot be written to: {named(error)}") from error
-        with lock(self.path, f"another run is training in model_dir {self}"):
-            check_no_link(self.path, "best", "ema", *_EVENTS, os.path.basename(self.log_file))
-            self._check_files()
-            if not is_remote(self.path):
-                remove_leftovers(self.path)
-            yield
+        with empty_removed_on_error(self.path):
+            try:
+                tf.io.gfile.makedirs(self.path)
+                check_writable(self.config_file)
+            except (OSError, tf.errors.OpError) as error:
+                raise OSError(f"model_dir {named(self)} cannot be written to: {named(error)}") from error
+            with lock(self.path, f"another run is training in model_dir {self}"):
+                check_no_link(self.path, "best", "ema", *_EVENTS, os.path.basename(self.log_file))
+                self._check_files()
+                if not is_remote(self.path):
+                    remove_leftovers(self.path)
+                yield
 
     def _check_files(self) -> None:
         """Raises OSError if a file in the folder has the name of a subfolder, or is a pipe or a socket."""
@@ -435,11 +497,13 @@ class RunFolder(CheckpointFolder):
                 raise OSError(f"{path} cannot be read or written: it is a named pipe or a socket. Move it away")
 
     def _check_path(self) -> None:
-        """Raises ParameterError if the path is empty, or if it is remote and TensorFlow would take it for a pattern."""
+        """Raises ParameterError if the path is empty, is a part of another run, or is remote and a pattern."""
         if not self.path:
             raise ParameterError("model_dir", "", "the folder of the run", "model_dir must name the folder of the run")
         if is_remote(self.path):  # local checkpoints with such names are read through links
             check_no_pattern("model_dir", self.path)
+        if not self.has_config():
+            check_spares_runs("model_dir", self.path)
 
     def check_new(self, vocabs: Sequence[Vocab] = (), family: Family | None = None) -> None:
         """Checks that a new run can be written to the folder.

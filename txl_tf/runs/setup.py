@@ -15,6 +15,7 @@ from txl_tf.config import Config, MachineConfig, ModelConfig, TextConfig, Transf
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
 from txl_tf.data.text.datasets import unused_options
 from txl_tf.data.text.encoding import encode_files
+from txl_tf.data.text.prepared_folder import is_part
 from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab
@@ -23,7 +24,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.files import check_not_packed, check_writable, same_path
 from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.folder import RunFolder, check_spares_runs
 from txl_tf.schema import check_left_out
 from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
 
@@ -75,15 +76,17 @@ def open_corpus(
             `build_corpus` refuses, and recorded them. If `data` has the same values, they are ignored here, too.
 
     Raises:
-        ParameterError: `data` is empty, or describes no corpus.
+        ParameterError: `data` names no corpus, or describes it wrongly.
     """
-    if not data:
+    if data.get("data_dir"):
+        return load_corpus(data["data_dir"])
+    if not data.get("dataset"):
         message = (
             "no corpus: give data_path, a text, or data_dir, a folder that tools/prepare_data.py prepared, or dataset"
         )
+        if data.get("data_path"):
+            message = "data_path needs dataset, such as dataset='text'"
         raise ParameterError("data", data, "data_path, data_dir or dataset", message)
-    if data.get("data_dir"):
-        return load_corpus(data["data_dir"])
     # `by_character` is a property of the corpus that `config.json` records, not an option.
     options = {name: value for name, value in data.items() if name not in ("by_character", "data_dir")}
     if recorded:
@@ -173,22 +176,30 @@ def reset_token_of(vocab: Vocab, group: type[Config]) -> int | None:
     return vocab.document_id
 
 
-def check_token_nll(path: str | None, **text: Any) -> None:
+def check_token_nll(path: str | None, folder: RunFolder, data: dict, eval_path: Any = None) -> None:
     """Checks the path of the file for the nll of every token.
 
     Args:
         path: the path; `None` if there is none.
-        **text: exactly one keyword, such as `data_path=path`, with a value as `find_files` takes it; errors use its
-            name.
+        folder: folder of the run.
+        data: the corpus, as `open_corpus` takes it.
+        eval_path: the text that is evaluated instead of the corpus, as `find_files` takes it.
 
     Raises:
-        ParameterError: `path` is a file of the text, or ends as a compressed file.
+        ParameterError: `path` is a file of the text, the vocabulary, the prepared corpus or a run, or ends as a
+            compressed file.
         OSError: `path` cannot be written to.
     """
-    ((name, files),) = text.items()
-    if path and files and any(same_path(path, file) for file in find_files(files)):
-        allowed = f"another file than {name}"
+    if not path:
+        return
+    read = {"eval_path": eval_path} if eval_path else {name: data.get(name) for name in ("data_path", "vocab_path")}
+    overwritten = [name for name, files in read.items() if files and any(same_path(path, f) for f in find_files(files))]
+    if data.get("data_dir") and is_part(path, data["data_dir"]):
+        overwritten.append("data_dir")
+    for name in overwritten:
+        allowed = f"another file than {'one of ' if name == 'data_dir' else ''}{name}"
         raise ParameterError("token_nll", path, allowed, f"token_nll must be {allowed}, got {path}")
+    check_spares_runs("token_nll", path, folder)
     check_not_packed("token_nll", path)
     check_writable(path)
 

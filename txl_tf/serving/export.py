@@ -45,6 +45,7 @@ from txl_tf.files import (
     removed_on_error,
 )
 from txl_tf.language.language_model import LanguageModel
+from txl_tf.runs.folder import check_spares_runs
 from txl_tf.serving.request import StoredModel
 from txl_tf.serving.signatures import Served, served_model
 from txl_tf.serving.subwords import has_tensorflow_text
@@ -259,7 +260,8 @@ def new_folder(directory: str) -> Iterator[str]:
 
 
 def check_new_folder(directory: str) -> None:
-    """Raises ParameterError unless the folder is empty or does not exist."""
+    """Raises ParameterError unless the folder is empty or does not exist, and is no part of a run."""
+    check_spares_runs("directory", directory)
     if tf.io.gfile.exists(directory) and (not tf.io.gfile.isdir(directory) or tf.io.gfile.listdir(directory)):
         message = f"directory {directory} already exists: choose a new one"
         raise ParameterError("directory", directory, "a new or empty folder", message)

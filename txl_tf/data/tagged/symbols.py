@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl_tf.config import TaggedConfig
+from txl_tf.config import MIN_FREQ, TaggedConfig
 from txl_tf.data.tagged.batches import SECOND_SYMBOLS_OF, SPECIAL
 from txl_tf.data.tagged.columns import BLANK, TaggedSentence
 from txl_tf.data.tagged.lexicon import Lexicon
@@ -39,12 +39,15 @@ def make_vocabs(config: TaggedConfig, texts: Texts, lexicon: Lexicon | None) -> 
     symbols of the other splits that have a vector. `vocab` also has the words of the lexicon in the sentences.
 
     Raises:
-        ParameterError: vectors of characters and of a lexicon's words have different widths; a file of vectors is
-            wrong, or has a vector of no symbol.
+        ParameterError: `min_freq` leaves out all tokens; vectors of characters and of a lexicon's words have different
+            widths; a file of vectors is wrong, or has a vector of no symbol.
     """
     token_vectors = "word_vectors" if config.token_level == "word" else "char_vectors"
     min_freq = config.min_freq or 0
     chars = _choose(config, texts, list, min_freq, token_vectors)
+    if not chars.symbols and min_freq != MIN_FREQ[config.token_level]:
+        message = f"min_freq must be smaller, got {min_freq}: it leaves out all tokens of the training sentences"
+        raise ParameterError("min_freq", min_freq, "less, so that some tokens are known", message)
     bigrams = _choose(config, texts, SECOND_SYMBOLS_OF[config.token_level], min_freq, "bigram_vectors")
     words = _Symbols([], {}, None)
     if lexicon:

@@ -336,6 +336,9 @@ def check_files(recipe: Recipe) -> None:
         return
     hint = f". Dataset {recipe.dataset!r} needs it; tools/prepare_data.py --download fetches the public archive"
     hint = hint if recipe.dataset in PAPER_DATASETS else ""
+    folder = recipe.folder
+    if folder and inputs.exists(folder) and not inputs.is_folder(folder):
+        hint = f". Dataset {recipe.dataset!r} is a folder of files; dataset 'text' reads {named(folder)} itself"
     for path in all_files(recipe):
         if not inputs.exists(path):
             raise FileNotFoundError(f"there is no file {named(path)}{hint}")

@@ -28,7 +28,7 @@ from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief, named
-from txl_tf.files import is_remote, lock, read_json, remove, remove_leftovers, sha256, write_json
+from txl_tf.files import is_remote, lock, read_json, remove, remove_leftovers, same_path, sha256, write_json
 from txl_tf.schema import check_values
 
 VOCAB_FILE = "vocab.txt"
@@ -287,6 +287,13 @@ def progress_bar(n_bytes: int) -> Callable[[int], None]:
             bar.update(math.ceil(done / 1e6) if done == n_bytes else int(done / 1e6), finalize=done == n_bytes)
 
     return progress
+
+
+def is_part(path: str, data_dir: str) -> bool:
+    """Whether a path is that of a file of a prepared folder, by its name."""
+    names = (INFO_FILE, vocab_file("vocab", None), vocab_file("vocab", "subword"))
+    folder, name = os.path.split(path)
+    return same_path(folder, data_dir) and (name in names or bool(_TOKENS.fullmatch(name)))
 
 
 def check_free(data_dir: str, level: str) -> None:

@@ -61,6 +61,10 @@ class PairsRun(EpochRun):
         if origin is None:
             return read_pairs(data, None, max_len, self._has_unknown(), recorded=recorded)
         extends = self.training.extend_vocab and not origin.resumes
+        shared = origin.config["data"].get("share_vocab", data.share_vocab)
+        if data.share_vocab != shared and not origin.resumes and not (shared and extends):
+            message = f"share_vocab must be {shared}, as in {origin.path}, got {data.share_vocab}"
+            raise ParameterError("share_vocab", data.share_vocab, [shared], message)
         if self.training.extend_vocab and not extends:
             # The new symbols were chosen when the run began. `read_pairs` refuses options that choose symbols again.
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)

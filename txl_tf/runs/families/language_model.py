@@ -138,7 +138,7 @@ class LanguageModelRun(Run):
             raise ParameterError("parallel_parts", final.parallel_parts, allowed)
         check_positions(model, training.reset_memory_at_documents)
         check_places(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
-        check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
+        check_token_nll(final.token_nll, self.folder, self.data)
 
     def open_corpus(self) -> Corpus:
         """Reads the text. A run that starts from another one uses, or extends, the vocabulary of that run."""
