@@ -590,6 +590,15 @@ class Stepping:
             np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
 
 
+def test_a_sentence_of_weight_zero_may_have_an_impossible_path():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
+    tagger.crf.end_scores.assign([0, 0, -np.inf, 0, 0])
+    emissions, mask = tf.zeros([2, 3, 5]), tf.fill([2, 3], True)
+    tags, weights = tf.constant([[0, 1, 2], [0, 0, 0]]), tf.constant([0.0, 2.0])
+    found = tagger._nll_and_weight(emissions, mask, tags, weights)
+    np.testing.assert_allclose(found, [2 * np.log(5 * 5 * 4), 2], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", cases("keras, a mask", of=["tener", "flat", "keras, a mask"]))
 def test_sentences_count_by_their_weights_or_by_the_mean_of_those_of_their_elements(name):
     """Weights of 0 train nothing; a sentence of weight 2 is the sentence twice. One row is padding alone."""

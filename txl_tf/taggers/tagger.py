@@ -533,7 +533,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         given = tf.ones_like(emissions[:, 0, 0]) if sample_weight is None else sample_weight
         weights = weights_of_rows(given, tf.cast(mask, emissions.dtype))
         nll = self.crf.nll(emissions, tags, mask)
-        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
+        return tf.reduce_sum(tf.math.multiply_no_nan(nll, weights)), tf.reduce_sum(weights)
 
     # --------------------------------------------------------------------------------------------- export and saving
 
