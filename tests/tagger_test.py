@@ -590,6 +590,11 @@ class Stepping:
             np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
 
 
+def test_a_set_of_labels_is_refused():
+    with raises_parameter("labels", set(LABELS), "a list of tags"):
+        txl_tf.Tagger(txl_tf.Tener(**SETTINGS), set(LABELS))
+
+
 def test_methods_take_lists():
     tagger, array = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS), ids([3, 2])
     lists, inputs = {"chars": array.tolist()}, {"chars": array}

@@ -127,7 +127,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         super().__init__(**kwargs)
         if not isinstance(network, keras.Layer):
             raise ParameterError("network", network, "a network of the library, or a Keras layer or model")
-        if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
+        if isinstance(labels, (str, bytes, set, frozenset)) or not isinstance(labels, Iterable):
             raise ParameterError("labels", labels, "a list of tags")
         self.labels = list(labels)
         check_fields(LabelConfig, self)
