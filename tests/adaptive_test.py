@@ -266,10 +266,10 @@ def test_every_shape_is_static_and_no_id_becomes_a_float(small_lm, small_batches
     assert not any(source.is_integer and result.is_floating for source, result in casts)
 
 
-@pytest.mark.parametrize("capacities", [[], [8], [8, 8, 8], [8, 0], [8, -1], [8, 8.0]], ids=str)
+@pytest.mark.parametrize("capacities", [[], [8], [8, 8, 8], [8, 0], [8, -1], [8, 8.0], {7, 8}], ids=str)
 def test_capacities_that_are_not_one_a_bin_are_an_error(small_lm, capacities):
     lm = small_lm(cutoffs=[6, 14])
-    with raises_parameter("bin_capacities", capacities):
+    with raises_parameter("bin_capacities", capacities if isinstance(capacities, list) else [capacities]):
         lm.softmax.static_nll(tf.zeros([1, 2, 8]), tf.zeros([1, 2], tf.int32), lm.network.embedding, capacities)
 
 

@@ -71,7 +71,7 @@ def test_none_is_the_memory_before_the_first_segment_and_a_network_needs_no_call
     network = txl_tf.TransformerXL(**SIZES, mem_len=3)
     probs, _ = network.attention(TOKENS % 20, None)
     for mems in (None, network.initial_mems(2)):
-        np.testing.assert_array_equal(network.attention_probs(TOKENS % 20, mems, 1), probs[1])
+        np.testing.assert_array_equal(network.attention_probs((TOKENS % 20).tolist(), mems, 1), probs[1])
     np.testing.assert_allclose(tf.reduce_sum(probs, -1), np.ones(probs.shape[:-1]), rtol=1e-5)
     tener = txl_tf.Tener(n_token=20, n_layer=1, d_model=8, n_head=2, d_inner=8)
     assert tener.attention_probs({"chars": TOKENS % 20}, -1).shape == [2, 2, 5, 5]

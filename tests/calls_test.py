@@ -1,7 +1,7 @@
 """Decorators that check a call by the signature of its function: names, number and types of the arguments."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,23 @@ class Pair:
     @checked_call
     def twice(cls, left: int, **options: Any) -> "Pair":
         return cls(left, left, **options)
+
+
+@checked_call
+def count(texts: Iterable[str] | Collection[str]) -> int:
+    return len(list(texts))
+
+
+def test_sets_have_no_order():
+    for given in ({"a", "b"}, frozenset("ab")):
+        with raises_parameter("names", given, error=ArgumentTypeError, limit="list"):
+            read(None, given)
+        with raises_parameter("texts", given, error=ArgumentTypeError, limit="list"):
+            read(None, [], given)
+        assert count(given) == 2
+    assert read(None, {"b": 1, "a": 2}.keys(), iter("ab")) == ["b", "a", "a", "b"]
+    with raises_parameter("texts", {1}, error=ArgumentTypeError):
+        count({1})
 
 
 @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 1 has no such strings")

@@ -506,6 +506,7 @@ def test_a_bin_of_width_0_is_an_error_that_names_it():
         ((23, 8, [5], 0), "div_val", 0, "at least 1"),
         ((23, 8, [5], 1.5), "div_val", 1.5, "an integer"),
         ((23, 8, [5, 12.5], 1), "cutoffs", [5, 12.5], "integers"),
+        ((23, 8, {5, 12}, 1), "cutoffs", {5, 12}, "a list of integers"),
     ],
     ids=str,
 )

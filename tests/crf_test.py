@@ -180,6 +180,26 @@ def test_the_layer_takes_padding_anywhere(case):
     np.testing.assert_allclose(its_score, score, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["start", "end", "transitions"])
+def test_scores_of_minus_infinity_forbid_tags(case, name):
+    """They give what very small scores give, gradients too. With such `transitions`, nothing follows the tag 2."""
+
+    def results(small):
+        emissions, _, mask, transitions, start, end = map(np.copy, case)
+        {"start": start, "end": end, "transitions": transitions.T}[name][2 if name == "transitions" else 1] = small
+        tags = np.where(np.arange(4) % 2, 0, 2) * (name == "end")
+        scores = list(map(tf.constant, (emissions, transitions, start, end)))
+        with tf.GradientTape() as tape:
+            tape.watch(scores)
+            nll = crf.crf_nll(scores[0], tags, mask, *scores[1:])
+        others = (emissions, mask, *scores[1:])
+        return nll, *tape.gradient(nll, scores), *crf.crf_decode(*others), crf.crf_marginals(*others)
+
+    for found, expected in zip(results(-np.inf), results(-1e4), strict=True):
+        assert np.all(np.isfinite(found))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_rows_of_one_element(case):
     emissions, tags, mask, transitions, start, end = (x[1:2, :1] if x.ndim > 1 and len(x) == 4 else x for x in case)
     run = graph_of(

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, eagerly, raises_parameter, randomise, word_vocab
+from helpers import SMALL, eagerly, eagerly_in_generation, raises_parameter, randomise, word_vocab
 
 import txl_tf
 from txl_tf.config import SearchConfig
@@ -162,6 +162,28 @@ def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs():
             log_probs[0, text[0, 4 + i]], log_prob_of(lm, text[0, : 4 + i], text[0, 4 + i]), atol=1e-5
         )
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {"beam_size": 2}], ids=str)
+def test_a_processor_must_return_scores_of_which_some_are_possible(options):
+    lm, prompt = make(), words(1, 2)
+    wrong = [
+        lambda tokens, log_probs: None,
+        lambda tokens, log_probs: tf.fill(tf.shape(log_probs), -np.inf),
+        lambda tokens, log_probs: log_probs * np.nan,
+        lambda tokens, log_probs: tf.where(tokens[:, -1:] == 5, -np.inf, only_five(log_probs)),  # 5 is a dead end
+    ]
+    with eagerly_in_generation():
+        for processor in wrong:
+            with raises_parameter("logits_processor", processor):
+                lm.generate(prompt, 2, logits_processor=processor, **options)
+        # After its end, a text needs no token.
+        text = lm.generate(prompt, 3, logits_processor=wrong[-1], stop_token=5, with_lengths=True, **options)
+    assert text[0][0].numpy().tolist() == [*prompt[0], 5, 5, 5] and text[1].numpy().tolist() == [3]
+
+
+def only_five(log_probs):
+    return tf.where(tf.range(N_TOKEN) == 5, log_probs, -np.inf)
 
 
 def log_prob_of(lm, text, token):

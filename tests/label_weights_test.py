@@ -11,6 +11,7 @@ from helpers import eagerly, mentions, raises_naming, raises_parameter
 
 import txl_tf
 from txl_tf.data.text.checked_batches import IGNORED, check_batches, check_weights
+from txl_tf.training.segment_step import weighted_sum
 
 SLOW = pytest.mark.slow
 BINS = {"cutoffs": [6, 14], "div_val": 2}
@@ -219,6 +220,23 @@ def test_score_multiplies_by_the_weights_in_place_and_the_memory_stays(eager, sm
         found, new_mems = lm.score(tokens, given, sample_weight=weights)
         np.testing.assert_allclose(found, nll * expected, rtol=1e-6)
         np.testing.assert_array_equal(new_mems, mems)
+
+
+def test_a_label_of_weight_zero_may_have_an_infinite_nll(small_lm):
+    """For example padding that is never predicted, because its bias is -inf."""
+    lm, tokens, labels, weights = small_lm(n_layer=1), [[1, 2, 3]], [[2, 3, 0]], [[1.0, 0.5, 0.0]]
+    (bias,) = (weight for weight in lm.weights if weight.shape == (23,))
+    bias.assign([-np.inf, *bias[1:]])
+    with eagerly():
+        found, expected = (lm.score(tokens, labels, sample_weight=x)[0].numpy() for x in (weights, None))
+    np.testing.assert_allclose(found, [[expected[0, 0], 0.5 * expected[0, 1], 0]])
+    nll, total = weighted_sum(tf.constant(expected), None, weights)
+    np.testing.assert_allclose([nll, total], [found.sum(), 1.5])
+
+    sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 8, "input_vocab_size": 5, "target_vocab_size": 4}
+    pairs = txl_tf.Transformer(**sizes, label_smoothing=0.0)
+    sums = pairs.sums_of(tf.constant([[[-np.inf, 0.0, 0.0, 0.0]] * 2]), tf.constant([[2, 0]]))
+    np.testing.assert_allclose([float(x) for x in sums], [np.log(3), np.log(3), 0, 1], rtol=1e-6)
 
 
 def test_score_in_a_graph_knows_ignored_labels_too(small_lm, small_batches):

@@ -67,9 +67,10 @@ def test_an_answer_comes_at_a_pause_and_no_line_is_read_before_it_is_needed():
     assert list(found) == [6, 8]
 
 
-def test_one_line_is_not_taken_for_many():
-    with raises_parameter("lines", "abc"):
-        next(in_blocks("abc"))
+@pytest.mark.parametrize("given", ["abc", {"a", "b"}], ids=str)
+def test_one_line_is_not_taken_for_many_nor_a_set_for_a_list(given):
+    with raises_parameter("lines", given):
+        next(in_blocks(given))
 
 
 @pytest.mark.parametrize(

@@ -126,3 +126,33 @@ def test_later_changes_of_an_encoder_and_whole_lists_are_refused():
             setattr(layer, name, layers[::-1])
         setattr(layer, name, layers)  # the same list
         assert getattr(layer, name) is layers
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_lists_of_plain_values_do_not_change(change):
+    """Their copies in configurations may."""
+    lm = txl_tf.TransformerXLLM(**SIZES, cutoffs=[5, 12], div_val=2)
+    with pytest.raises(FixedAttributeError, match="cutoffs"):
+        change(lm.cutoffs)
+    config = lm.get_config()
+    assert lm.cutoffs == [5, 12] and list(config["cutoffs"]) == [5, 12]
+
+
+def test_all_lists_of_settings_are_fixed():
+    tagger = txl_tf.Tagger(txl_tf.Tener(n_token=9, n_layer=1, d_model=8, n_head=2, d_inner=8), ["O", "B-X", "I-X"])
+    lm = txl_tf.TransformerXLLM(**SIZES, cutoffs=[5, 12], div_val=2)
+    capacities = [4, 3]
+    lm.compile("adam", static_shapes=True, bin_capacities=capacities)
+    capacities[0] = 9
+    assert lm.bin_capacities == lm.get_compile_config()["bin_capacities"] == [4, 3]
+    for values in (tagger.labels, tagger.crf.allowed[0], lm.bin_capacities):
+        with pytest.raises(FixedAttributeError):
+            values[0] = values[-1]
+    config = tagger.get_config()
+    config["labels"] += ["B-Y", "I-Y"]
+    assert txl_tf.Tagger.from_config(config).labels == ["O", "B-X", "I-X", "B-Y", "I-Y"]
+    assert tagger.labels == ["O", "B-X", "I-X"] and type(tagger.get_config()["labels"]) is list
+    crf = txl_tf.layers.CRF(1)
+    crf.allowed = np.ones([3, 3], bool)  # another list, of a free setting
+    with pytest.raises(FixedAttributeError, match="allowed"):
+        crf.allowed[0][0] = False

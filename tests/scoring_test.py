@@ -1,6 +1,8 @@
 """Scores of lines: those of `lm.score`, whatever else is in a batch, a block or a line."""
 
+import copy
 import math
+import pickle
 import time
 
 import numpy as np
@@ -11,6 +13,7 @@ import txl_tf
 from txl_tf.data import lines as data_lines
 from txl_tf.data.vocabulary import Vocab, newline_ids
 from txl_tf.runs import scoring
+from txl_tf.runs.families.pipeline import LanguagePipeline
 from txl_tf.runs.scoring import Scorer, score_lines
 
 HOSTILE = [
@@ -56,6 +59,15 @@ def words():
 def model(request):
     vocab = make_vocab(request.param)
     return make_lm(vocab), vocab
+
+
+def test_copies_of_a_pipeline_have_no_graphs():
+    vocab = make_vocab("word")
+    pipeline = LanguagePipeline(None, vocab, checkpoint="ckpt-1")
+    assert pipeline._scorer
+    for other in (copy.copy(pipeline), copy.deepcopy(pipeline), pickle.loads(pickle.dumps(pipeline))):
+        assert vars(other).keys() == {"model", "vocabs", "checkpoint"}
+        assert other.vocabs[0].symbols == vocab.symbols and other.checkpoint == "ckpt-1"
 
 
 def test_every_line_gets_what_score_gives_for_it_alone(model):

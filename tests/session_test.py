@@ -1,5 +1,8 @@
 """Reading and writing in turns is one text, which ends where it is told to."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -185,6 +188,18 @@ def test_copies_go_on_by_themselves(lm, prompt, after_prompt):
                 written[i].append(each.write(2, seed=i + 1)[0])
         for pieces, expected in zip(written, whole, strict=True):
             np.testing.assert_array_equal(np.concatenate(pieces, 1), expected)
+
+
+def test_copy_and_deepcopy_continue_independently(prompt, new):
+    session = new.copy()
+    session.read(prompt[:1])
+    expected = session.copy().read(prompt[1:2])
+    for duplicate in (copy.copy(session), copy.deepcopy({"session": session})["session"]):
+        duplicate.write(3, seed=9)
+        assert duplicate.lm is session.lm
+    np.testing.assert_array_equal(session.read(prompt[1:2]), expected)
+    with raises_parameter("session", session):
+        pickle.dumps(session)
 
 
 def test_bad_arguments_are_named(lm, prompt, new, after_prompt):

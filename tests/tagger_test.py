@@ -590,6 +590,39 @@ class Stepping:
             np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
 
 
+def test_a_set_of_labels_is_refused():
+    with raises_parameter("labels", set(LABELS), "a list of tags"):
+        txl_tf.Tagger(txl_tf.Tener(**SETTINGS), set(LABELS))
+
+
+def test_methods_take_lists():
+    tagger, array = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS), ids([3, 2])
+    lists, inputs = {"chars": array.tolist()}, {"chars": array}
+    np.testing.assert_array_equal(tagger.decode(lists)[1], tagger.decode(inputs)[1])
+    np.testing.assert_array_equal(tagger.entities(lists)["probs"], tagger.entities(inputs)["probs"])
+    np.testing.assert_array_equal(tagger.nll(lists, [[0, 1, 2], [0, 0, 0]]), tagger.nll(inputs, [[0, 1, 2], [0, 0, 0]]))
+    probs = [tagger.network.attention_probs(x, layer=0) for x in (lists, inputs)]
+    np.testing.assert_array_equal(*probs)
+
+
+@pytest.mark.parametrize("wrong", [N_TOKEN, -1])
+def test_ids_outside_the_vocabulary_are_named(wrong):
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS, n_bigram=N_BIGRAM), LABELS)
+    for name in ("chars", "bigrams"):
+        inputs = {"chars": [[1, 2]], "bigrams": [[1, 2]], name: [[1, wrong]]}
+        with raises_parameter(f"inputs['{name}']", wrong):
+            tagger.decode(inputs)
+
+
+def test_a_sentence_of_weight_zero_may_have_an_impossible_path():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
+    tagger.crf.end_scores.assign([0, 0, -np.inf, 0, 0])
+    emissions, mask = tf.zeros([2, 3, 5]), tf.fill([2, 3], True)
+    tags, weights = tf.constant([[0, 1, 2], [0, 0, 0]]), tf.constant([0.0, 2.0])
+    found = tagger._nll_and_weight(emissions, mask, tags, weights)
+    np.testing.assert_allclose(found, [2 * np.log(5 * 5 * 4), 2], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", cases("keras, a mask", of=["tener", "flat", "keras, a mask"]))
 def test_sentences_count_by_their_weights_or_by_the_mean_of_those_of_their_elements(name):
     """Weights of 0 train nothing; a sentence of weight 2 is the sentence twice. One row is padding alone."""

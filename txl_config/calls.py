@@ -62,7 +62,7 @@ def checked_call(function: _Function) -> _Function:
 
     The annotations give the types: int, float, bool, str, bytes, paths, `None`, lists and iterables of these, and
     classes of this library. Arguments with other annotations, such as tensors, are not checked. The elements of lists,
-    tuples and sets are checked, those of other iterables are not.
+    tuples and sets are checked, those of other iterables are not. Only a `Collection` may be a set, which has no order.
 
     Raises, in a call:
         UnknownArgumentError: the function has neither such an argument nor `**kwargs`.
@@ -245,7 +245,7 @@ def _kind_of(hint: Any) -> _Kind | None:
     if origin is os.PathLike:
         return _KINDS[os.PathLike]
     if origin in _LISTS and inner:
-        return _list_of(_kind_of(inner[0]))
+        return _list_of(_kind_of(inner[0]), ordered=origin is not collections.abc.Collection)
     if isinstance(hint, type) and hint.__module__.partition(".")[0] in _PACKAGES:
         article = "an" if hint.__name__[0] in "AEIO" else "a"
         return _Kind(f"{article} {hint.__name__}", f"{hint.__name__}s", _instance_of(hint))
@@ -258,16 +258,19 @@ def _either(names: list[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _list_of(element: _Kind | None) -> _Kind | None:
+def _list_of(element: _Kind | None, ordered: bool) -> _Kind | None:
     """Returns the `_Kind` of lists and other iterables whose elements have the `_Kind` `element`.
 
-    It is `None` if `element` is `None`, so that values are not checked. A text is not a list of its characters.
+    It is `None` if `element` is `None`, so that values are not checked. A text is not a list of its characters. If the
+    order counts (`ordered`), a set is not a list: in every process, a set of strings has another order.
     """
     if element is None:
         return None
 
     def has(value: Any) -> bool:
         if isinstance(value, _TEXTS) or not isinstance(value, collections.abc.Iterable):
+            return False
+        if ordered and isinstance(value, (set, frozenset)):
             return False
         if isinstance(value, (list, tuple, set, frozenset)):
             return all(map(element.has, typing.cast("Iterable[Any]", value)))

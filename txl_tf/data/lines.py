@@ -126,9 +126,10 @@ def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> I
     never has to wait, `None` is a missing line.
 
     Raises:
-        ParameterError: `lines` is one string or bytes, or one of them is neither.
+        ParameterError: `lines` is one string or bytes, or a set, which has no order; or one of them is neither string
+            nor bytes.
     """
-    if isinstance(lines, (str, bytes)):
+    if isinstance(lines, (str, bytes, set, frozenset)):
         allowed = "a list or an iterator of lines"
         raise ParameterError("lines", lines, allowed, f"lines must be {allowed}, got one {type(lines).__name__}")
     most = most or BLOCK_LINES

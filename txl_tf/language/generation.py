@@ -13,8 +13,8 @@ Shapes:
     N: n_token, the size of the vocabulary      E: d_model      room: largest number of new tokens
 """
 
-import functools
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from txl_tf.calls import known_names
 from txl_tf.config import REPETITION_WINDOW
 from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import next_power_of_two
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, search
 from txl_tf.language.loop import Written, with_column, write_tokens
@@ -47,6 +47,9 @@ from txl_tf.nn.checks import as_array, check_eager, int_array
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
+
+# A part of the message of the error that a graph raises if the scores of a `logits_processor` are wrong.
+_NO_TOKEN = "the logits_processor allows no token"
 
 
 class TextState(NamedTuple):
@@ -82,7 +85,7 @@ def next_token(
         text: the state before the token. Do not use its `state` afterwards: it may be overwritten.
         uniform: float64 `[B, 2]`, from `uniform_draws`.
         sampling: `Sampling`.
-        process: function of the log-probabilities of all words, `[B, N]`, that returns scores like them; or `None`.
+        process: function of the log-probabilities of all words, `[B, N]`, that returns others; or `None`.
 
     Returns:
         `(token, text)`: int32 `[B]`, and the `TextState` after it.
@@ -93,7 +96,7 @@ def next_token(
     else:
         log_probs = lm.log_probs_of(text.hidden[:, None])[:, 0]
         if process is not None:
-            log_probs = tf.nn.log_softmax(process(log_probs))
+            log_probs = process(log_probs)
         token = sample_words(log_probs, uniform, sampling, text.history)
     hidden, state = cache.read_token(weights, token, text.state)
     return token, TextState(hidden, state, remember(text.history, token))
@@ -124,8 +127,16 @@ def continue_text(
     def step(i, stopped, state):
         """See `write_tokens`. The state is the `TextState`, the nll, and the new tokens for the processor."""
         text, nll, so_far = state
-        process = None if processor is None else functools.partial(processed, processor, prompt, so_far[:, :i])
-        token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling, process)
+
+        def process(log_probs: Tensor) -> Tensor:
+            """Returns the log-probabilities of `processed`, after a check of the rows that have not ended."""
+            log_probs, is_wrong = processed(processor, prompt, so_far[:, :i], log_probs)
+            with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(stopped | ~is_wrong), [_NO_TOKEN])]):
+                return tf.identity(log_probs)
+
+        token, new_text = next_token(
+            lm, cache, precomputed, text, uniform[i], sampling, None if processor is None else process
+        )
         if with_nll:
             nll = with_column(nll, rows, i, lm.nll_of(text.hidden[:, None], token[:, None])[:, 0])
         so_far = so_far if processor is None else with_column(so_far, rows, i, token)
@@ -138,8 +149,8 @@ def continue_text(
     return written._replace(state=text), nll if with_nll else None
 
 
-def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) -> Tensor:
-    """The scores that a `logits_processor` returns, in the dtype of the log-probabilities.
+def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-softmax of the scores that a `logits_processor` returns, in the dtype of the log-probabilities.
 
     Args:
         processor: a function of tokens and log-probabilities; or a `Constraint`, which also takes `first`, the number
@@ -147,17 +158,27 @@ def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) ->
         prompt, new: int32 `[B, n]` and `[B, any]`.
         log_probs: float `[B, N]`.
 
+    Returns:
+        `(log_probs, is_wrong)`: float `[B, N]`, and bool `[B]`, true for rows with scores that are all -inf, NaN or
+        +inf. All these make NaN.
+
     Raises:
         ParameterError: the scores have another shape than the log-probabilities, or are no floats.
     """
     tokens: Any = tf.concat([prompt, new], 1)
     end = {"first": shape_of(prompt)[1]} if getattr(processor, "sees_prompt_end", False) else {}
-    scores: Any = tf.convert_to_tensor(processor(tokens, log_probs, **end))
-    if not scores.dtype.is_floating or not scores.shape.is_compatible_with(log_probs.shape):
+    returned = processor(tokens, log_probs, **end)
+    try:
+        scores: Any = tf.convert_to_tensor(returned)
+    except (TypeError, ValueError):  # for example `None`, if the function has no `return`
+        scores = None
+    if scores is None or not scores.dtype.is_floating or not scores.shape.is_compatible_with(log_probs.shape):
         allowed = f"a function that returns float [batch, n_token={log_probs.shape[1]}]"
-        message = f"logits_processor must be {allowed}, got {scores.dtype.name} {scores.shape}"
+        found = brief(returned) if scores is None else f"{scores.dtype.name} {scores.shape}"
+        message = f"logits_processor must be {allowed}, got {found}"
         raise ParameterError("logits_processor", processor, allowed, message)
-    return tf.ensure_shape(tf.cast(scores, log_probs.dtype), log_probs.shape)
+    log_probs = tf.nn.log_softmax(tf.ensure_shape(tf.cast(scores, log_probs.dtype), log_probs.shape))
+    return log_probs, tf.math.is_nan(tf.reduce_sum(log_probs, 1))
 
 
 def search_tokens(
@@ -192,8 +213,8 @@ def search_tokens(
         hidden, state, so_far = tf.cond(i > 0, read, lambda: (hidden, state, so_far))
         log_probs = lm.log_probs_of(hidden[:, None])[:, 0]
         if logits_processor is not None:
-            log_probs = tf.nn.log_softmax(processed(logits_processor, left_prompts, so_far[:, :i], log_probs))
-            log_probs = tf.maximum(log_probs, NO_CHANCE)
+            log_probs, is_wrong = processed(logits_processor, left_prompts, so_far[:, :i], log_probs)
+            log_probs = tf.where(is_wrong[:, None], NO_CHANCE, tf.maximum(log_probs, NO_CHANCE))
         return log_probs, (hidden, state, left_prompts, so_far)
 
     def select(carried: Any, rows: Tensor) -> Any:
@@ -202,7 +223,15 @@ def search_tokens(
     start = 0  # any id, because the first call of `decode` does not read it
     end = stop_token if has_stop_token else None
     limits = tf.fill([batch], room)
-    ids, _ = search(decode, select, first, start, end, room, beam_size, length_penalty, limits)
+    ids, scores = search(decode, select, first, start, end, room, beam_size, length_penalty, limits)
+    if logits_processor is not None:
+        # The scores of texts that have not ended are divided by the penalty of their length, also those of impossible
+        # ones. Those of impossible texts that have ended are not.
+        has_ended = tf.reduce_any(ids[:, 0] == stop_token, 1)
+        penalty = ((5.0 + tf.cast(room, scores.dtype)) / 6.0) ** length_penalty
+        totals = tf.where(has_ended, scores[:, 0], scores[:, 0] * penalty)
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(totals > NO_CHANCE / 2), [_NO_TOKEN])]):
+            ids = tf.identity(ids)
     ids = tf.reshape(ids[:, :number], [-1, room])
     prompt, lengths = repeated((prompt, lengths), number)
     has_ended = tf.cumsum(tf.cast(ids == stop_token, tf.int32), 1, exclusive=True) > 0
@@ -344,8 +373,8 @@ def generate(
         new tokens.
 
     Raises:
-        ParameterError: an argument is out of its range, it has no effect because of another one, or the vocabulary
-            cannot spell a stop string; or the call is in a graph.
+        ParameterError: an argument is out of its range, it has no effect because of another one, the vocabulary cannot
+            spell a stop string, or `logits_processor` allows no text; or the call is in a graph.
         UnknownArgumentError: an option does not exist; the message lists those that do.
     """
     texts = write_texts(
@@ -381,17 +410,31 @@ def write_texts(
     check_integer("beam_size", beam_size, 1, n_token)
     check_length_penalty(length_penalty, beam_size > 1)
     if beam_size == 1:
-        return _sample_texts(lm, prompt, lengths, max_new_tokens, options, stops, **fixed)
+        with _naming_processor(logits_processor):
+            return _sample_texts(lm, prompt, lengths, max_new_tokens, options, stops, **fixed)
     if lm.static_shapes:
         raise ParameterError("beam_size", beam_size, "1 with static_shapes")
     check_beam_options(beam_size, num_return_sequences, sampling)
     if stops.strings.shape[1]:
         name, value = ("stop_at_newline", True) if stop_at_newline else ("stop_strings", stop_strings)
         raise ParameterError(name, value, "left out in a beam search, which ends texts at stop_token")
-    return _search_texts(
-        lm, prompt, lengths, max_new_tokens, length_penalty, stops.token, has_stop_token=stop_token is not None,
-        beam_size=int(beam_size), **fixed,
-    )  # fmt: skip
+    with _naming_processor(logits_processor):
+        return _search_texts(
+            lm, prompt, lengths, max_new_tokens, length_penalty, stops.token, has_stop_token=stop_token is not None,
+            beam_size=int(beam_size), **fixed,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _naming_processor(processor: Any) -> Iterator[None]:
+    """Replaces the error of a graph about scores of a `logits_processor` by a ParameterError."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if _NO_TOKEN not in str(error):
+            raise
+        allowed = "a function that returns no NaN or +inf, and not -inf for all tokens of a text"
+        raise ParameterError("logits_processor", processor, allowed) from None
 
 
 def _checked_segment(lm: Any, segment: Any) -> int | None:

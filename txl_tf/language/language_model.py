@@ -666,7 +666,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if weights is None:
             return self.nll_of(outputs, labels), new_mems
         nll = self.nll_of(outputs, tf.where(weights > 0, labels, 0))
-        return nll * tf.cast(weights, nll.dtype), new_mems
+        return tf.math.multiply_no_nan(nll, tf.cast(weights, nll.dtype)), new_mems
 
     @compiled_method(reduce_retracing=True)
     def _log_probs(self, tokens: Tensor, mems: Any) -> Any:

@@ -11,7 +11,6 @@ Shapes:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +19,7 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config.checks import at_least, check_integer
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ArgumentTypeError, ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import TextState, continue_text, precompute_for
 from txl_tf.language.loop import Written
@@ -115,11 +114,24 @@ class Session:
 
     def copy(self) -> Session:
         """A session with the same text, and with its own memory from now on."""
-        other = copy.copy(self)
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
         add_user(self.lm, other)
         other._text = self._text._replace(state=writable_copy(self._text.state))
         other._written = list(self._written)
         return other
+
+    def __copy__(self) -> Session:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Session:
+        """For `copy.deepcopy`. The copy has the same model."""
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        """For `pickle`. Raises ParameterError."""
+        message = "a Session cannot be pickled: pickle the model and the tokens, and read them in a new session"
+        raise ArgumentTypeError("session", self, "not pickled", message)
 
     def read(self, tokens: Any) -> np.ndarray:
         """Reads a segment.

@@ -105,9 +105,10 @@ def static_adaptive_logsoftmax(
 
 def check_capacities(bin_capacities: Any, n: int) -> None:
     """Raises ParameterError unless there is one positive integer for each of the `n` later clusters."""
-    capacities: list[Any] = list(bin_capacities) if hasattr(bin_capacities, "__len__") else [bin_capacities]
+    is_list = hasattr(bin_capacities, "__len__") and not isinstance(bin_capacities, (set, frozenset))
+    capacities: list[Any] = list(bin_capacities) if is_list else [bin_capacities]
     if len(capacities) != n or not all(is_integer(capacity) and capacity > 0 for capacity in capacities):
-        allowed = f"one positive integer for each of the {n} clusters but the first"
+        allowed = f"a list with one positive integer for each of the {n} clusters but the first"
         raise ParameterError("bin_capacities", capacities, allowed)
 
 

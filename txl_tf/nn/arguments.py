@@ -22,6 +22,7 @@ import keras
 from txl_tf.config import Config, already_checked, check_fields
 from txl_tf.config.checks import as_int
 from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
+from txl_tf.nn.part_list import unfixed
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
 
@@ -194,8 +195,11 @@ def stored_names(cls: type) -> list[str]:
 
 
 def arguments_of(layer: Any) -> dict[str, Any]:
-    """Returns `{name: value}` of the stored arguments of a layer or model, with serialized initializers."""
-    values = values_of(layer, stored_names(type(layer)))
+    """Returns `{name: value}` of the stored arguments of a layer or model, with serialized initializers.
+
+    Lists are copies, which may change.
+    """
+    values = {name: unfixed(value) for name, value in values_of(layer, stored_names(type(layer))).items()}
     for name, value in values.items():
         if name.endswith(_INITIALIZERS) and callable(value):
             values[name] = keras.initializers.serialize(keras.initializers.get(value))

@@ -1,7 +1,8 @@
-"""Lists of layers that are attributes of a layer, such as the `decoder_layers` of a network.
+"""Lists that are attributes of a layer: of layers, such as the `decoder_layers` of a network, and of plain values.
 
 Keras does not notice that an item of such a list is replaced. The new layer would compute, but would neither be trained
 nor saved, and compiled graphs would keep the old one. So a constructor may change a list, and after that no one.
+A list of plain values, such as the `labels` of a tagger, would also change without any effect on the rest of the layer.
 """
 
 import weakref
@@ -55,10 +56,48 @@ def _guarded(method: str) -> Callable[..., Any]:
     return change
 
 
+class FixedList(KerasList):
+    """A list of plain values that is a setting. It does not change; only another list may take its place.
+
+    Attributes:
+        name: the setting.
+    """
+
+    name: str
+
+    def __reduce__(self) -> Any:
+        """A copy may change, so it is a list of Keras."""
+        return KerasList, (list(self),)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        """Takes the place of all methods that change a list."""
+        message = f"items of {self.name} cannot change, because other parts would not notice: give a whole new list"
+        raise FixedAttributeError(self.name, "another list", list(self), message)
+
+
 for _method in ("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"):
     setattr(PartList, _method, _guarded(_method))
+    setattr(FixedList, _method, FixedList._refuse)
 for _method in ("__setitem__", "__delitem__", "__iadd__", "__imul__"):
     setattr(PartList, _method, _guarded(_method))
+    setattr(FixedList, _method, FixedList._refuse)
+
+
+def fix_list(name: str, value: Any) -> Any:
+    """Makes a `FixedList` of the value of the setting `name`, and of lists in it, if they are lists of Keras.
+
+    Returns the value.
+    """
+    if type(value) is KerasList:
+        value.__class__, value.name = FixedList, name
+        for each in value:
+            fix_list(name, each)
+    return value
+
+
+def unfixed(value: Any) -> Any:
+    """A `FixedList` as a new list, which may change. Any other value is returned as it is."""
+    return [*map(unfixed, value)] if isinstance(value, FixedList) else value
 
 
 def guard_lists(layer: Any) -> None:

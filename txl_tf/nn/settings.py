@@ -31,7 +31,7 @@ from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of, as_int, is_
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
-from txl_tf.nn.part_list import PartList, guard_lists, replace_list
+from txl_tf.nn.part_list import PartList, fix_list, guard_lists, replace_list
 from txl_tf.nn.parts import as_list, build_like, in_constructor, owner_of, release
 from txl_tf.schema import check_field, check_type
 
@@ -110,6 +110,8 @@ class Settings(MixedIntoLayer):
     def store(self, name: str, value: Any) -> None:
         """Sets an attribute, even a setting, without checks and without other effects."""
         super().__setattr__(name, value)
+        if name in self.__dict__.get("_settings", ()):
+            fix_list(name, self.__dict__.get(name))
 
     def check_setting(self, name: str, value: Any) -> Any:
         """Checks a new value of a free setting as the constructor does, and returns the value to store.
@@ -168,6 +170,8 @@ class Settings(MixedIntoLayer):
         for part in self._flatten_layers(include_self=False):
             if isinstance(part, Settings) and id(part) not in ids:
                 part.__dict__.setdefault("_owner", weakref.ref(self))
+        for name in stored_names(type(self)):
+            fix_list(name, self.__dict__.get(name))
         self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_merged(type(self), "fixed_settings")])
 
 

@@ -93,7 +93,7 @@ def _path_scores(
         emissions = tf.concat([emissions[:, :1] + tf.cast(start, dtype), emissions[:, 1:]], 1)
     if end is not None:
         last = mask & tf.logical_not(tf.pad(mask[:, 1:], [[0, 0], [0, 1]]))
-        emissions += tf.cast(last, dtype)[..., None] * tf.cast(end, dtype)
+        emissions += tf.where(last[..., None], tf.cast(end, dtype), tf.zeros([], dtype))
     return emissions, tf.cast(transitions, dtype), mask
 
 
@@ -132,8 +132,8 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
 
 
 def _logsumexp(x: Tensor, axis: Any) -> Tensor:
-    """The logarithm of the sum of `exp(x)` over an axis, for finite `x`."""
-    largest = tf.reduce_max(x, axis, keepdims=True)
+    """The logarithm of the sum of `exp(x)` over an axis. `x` may contain -inf, everywhere, too, but not +inf."""
+    largest = tf.maximum(tf.reduce_max(x, axis, keepdims=True), x.dtype.min)  # finite, because inf - inf is NaN
     return tf.squeeze(largest, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - largest), axis))
 
 

@@ -30,7 +30,7 @@ from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CheckedCalls, KerasHabits
-from txl_tf.nn.checks import as_ids, check_tensors, checked_sizes
+from txl_tf.nn.checks import as_array, as_ids, check_tensors, checked_sizes
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
 from txl_tf.nn.ops import Linear
@@ -127,7 +127,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         super().__init__(**kwargs)
         if not isinstance(network, keras.Layer):
             raise ParameterError("network", network, "a network of the library, or a Keras layer or model")
-        if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
+        if isinstance(labels, (str, bytes, set, frozenset)) or not isinstance(labels, Iterable):
             raise ParameterError("labels", labels, "a list of tags")
         self.labels = list(labels)
         check_fields(LabelConfig, self)
@@ -257,6 +257,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`(emissions, mask)`: `[B, T, K]` as the call returns them, and bool `[B, T]`, true at elements."""
+        inputs = _as_tensors(inputs)
         # `self(...)` and not `self.call(...)`: Keras's `__call__` passes `training` on to all layers of the network.
         return self(inputs, training=training, dropout_key=dropout_key), self._mask_of(inputs)
 
@@ -533,7 +534,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         given = tf.ones_like(emissions[:, 0, 0]) if sample_weight is None else sample_weight
         weights = weights_of_rows(given, tf.cast(mask, emissions.dtype))
         nll = self.crf.nll(emissions, tags, mask)
-        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
+        return tf.reduce_sum(tf.math.multiply_no_nan(nll, weights)), tf.reduce_sum(weights)
 
     # --------------------------------------------------------------------------------------------- export and saving
 
@@ -579,6 +580,13 @@ def _mask_in(inputs: dict[str, Any]) -> Any:
         message = f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}"
         raise ParameterError("inputs", inputs, "a dictionary with mask, bool [batch, time]", message)
     return inputs["mask"]
+
+
+def _as_tensors(inputs: Any) -> Any:
+    """The inputs, in which lists are tensors: Keras does not take lists by position."""
+    if isinstance(inputs, dict):
+        return {name: _as_tensors(x) for name, x in inputs.items()}
+    return inputs if hasattr(inputs, "shape") else tf.convert_to_tensor(as_array("inputs", inputs, "numbers"))
 
 
 def _described(inputs: Any) -> tuple:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import TenerConfig
@@ -19,6 +20,7 @@ from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import Layer, watch_layers
 from txl_tf.nn.checks import as_ids, check_layer, check_tensors, checked_length, checked_sizes, shown
+from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
@@ -108,7 +110,7 @@ class SentenceNetwork(Layer):
         """The inputs by name, as int32, without inputs that the network does not need.
 
         Raises:
-            ParameterError: an input is missing or has another shape.
+            ParameterError: an input is missing or has another shape; or, outside of graphs, an id is not in its table.
         """
         names = self._input_names
         if not isinstance(inputs, dict) or set(names) - set(inputs):
@@ -116,6 +118,10 @@ class SentenceNetwork(Layer):
             allowed = f"a dictionary with {', '.join(names)}"
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
         ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}
+        if tf.executing_eagerly():
+            rows = {"chars": self.n_token, "lattice": self.n_token, "bigrams": self.n_bigram}
+            for name in rows.keys() & ids_of.keys():
+                check_ids(f"inputs[{name!r}]", np.asarray(ids_of[name]), rows[name])
         named = {f"inputs[{name!r}]": (ids, self.input_dims[name]) for name, ids in ids_of.items()}
         check_tensors({}, **{name: (ids, f"int {dims}") for name, (ids, dims) in named.items()})
         return dict(zip(names, checked_sizes(**named), strict=True))
@@ -169,7 +175,7 @@ class AttendingNetwork(SentenceNetwork):
             rows of padding have no meaning.
         """
         layer = check_layer(layer, self.n_layer)
-        return watch_layers(self, "stacked", self.stacked, inputs)[0].probs[layer]
+        return watch_layers(self, "stacked", self.stacked, self.checked(inputs))[0].probs[layer]
 
 
 @keras.saving.register_keras_serializable("txl_tf")

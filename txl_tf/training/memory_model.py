@@ -33,6 +33,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
+from txl_tf.nn.part_list import KerasList, fix_list
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training import fitting
 from txl_tf.training.compiled_metrics import numbers_in, refuse_taken_names, results_of, set_numbers
@@ -181,6 +182,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             if not static_shapes:
                 raise ParameterError("bin_capacities", bin_capacities, "None without static_shapes")
             check_capacities(bin_capacities, len(self.network.cutoffs))
+            bin_capacities = fix_list("bin_capacities", KerasList(bin_capacities))
         super().compile(
             optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly,
             auto_scale_loss=auto_scale_loss,

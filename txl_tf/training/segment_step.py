@@ -281,7 +281,7 @@ def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, A
     if weights is not None:
         weights = tf.cast(weights, nll.dtype)
         weights = weights if kept is None else tf.where(kept, weights, 0.0)
-        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
+        return tf.reduce_sum(tf.math.multiply_no_nan(nll, weights)), tf.reduce_sum(weights)
     count = tf.size(nll) if kept is None else tf.math.count_nonzero(kept, dtype=tf.int32)
     return tf.reduce_sum(nll), tf.cast(count, nll.dtype)
 

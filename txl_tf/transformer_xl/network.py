@@ -657,6 +657,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         options = {}
         if padding_mask is not None:
             padding_mask = options["padding_mask"] = as_bool("padding_mask", padding_mask)
+        tokens = as_ids("tokens", tokens)
         record, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
         return record, padding_mask, new_mems
 

@@ -404,7 +404,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             label_logits = tf.gather(logits, labels, batch_dims=1)
             smoothed = nll + self.label_smoothing * (label_logits - tf.reduce_mean(logits, -1))
         right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)
-        return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
+        counted = [tf.math.multiply_no_nan(x, weights) for x in (nll, smoothed, right)]  # the nll of padding may be inf
+        return *map(tf.reduce_sum, counted), tf.reduce_sum(weights)
 
     def _weights(self, labels: Tensor, sample_weight: Any) -> Tensor:
         """The weights of labels, `[B, T]` in the dtype of the loss: 1, or `sample_weight`; 0 at padding."""

@@ -6,7 +6,7 @@ import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from txl_tf.calls import checked_call
@@ -44,7 +44,7 @@ class Lexicon:
     """
 
     @checked_call
-    def __init__(self, words: Iterable[str]):
+    def __init__(self, words: Iterable[str] | Collection[str]):
         self.words = list(dict.fromkeys(_WHITE.sub(BLANK, word) for word in words))
         short = next((word for word in self.words if len(word) < 2), None)
         if short is not None:

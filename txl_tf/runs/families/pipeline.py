@@ -81,6 +81,10 @@ class Pipeline:
         self.vocabs = vocabs
         self.checkpoint = checkpoint
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: the attributes without those that contain graphs, which are made when needed."""
+        return {name: value for name, value in vars(self).items() if name not in ("_scorer", "tagger")}
+
     @classmethod
     def open(cls, folder: RunFolder, path: str, **changes: Any) -> Pipeline:
         """Makes the pipeline of a run.
