@@ -4,7 +4,7 @@ import pytest
 from helpers import mentions, raises_parameter, write_text
 
 from txl_tf.config import ColumnsConfig, TaggedConfig
-from txl_tf.data.tagged.columns import BLANK, line_of, with_blanks
+from txl_tf.data.tagged.columns import BLANK, columns_in, line_of, with_blanks
 from txl_tf.data.tagged.sentences import read_corpus, read_tagged, read_tagged_as
 from txl_tf.errors import ParameterError
 
@@ -197,5 +197,5 @@ def test_what_tag_py_writes_is_read_whatever_the_run_has_read(tmp_path):
     with raises_parameter(f"{tmp_path}/pos, line 1", "# SYM"):
         read_tagged(path, scheme="none")
     for columns in ({"token_column": 2, "tag_column": 4}, {"tag_column": 4}, {"token_column": 2}):
-        read = read_tagged_as(path, ["NUM", "SYM"], scheme="none", columns=ColumnsConfig(**columns))
+        read = read_tagged_as(path, ["NUM", "SYM"], scheme="none", columns=columns_in(path, ColumnsConfig(**columns)))
         assert read[0][:2] == (["#", "1"], ["SYM", "NUM"])

@@ -198,6 +198,22 @@ def test_without_the_compiler_the_program_says_what_brings_it():
     assert mentions(done.stderr, "compile_for_tpu.py") and "[tpu-check]" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "line, name",
+    [
+        ("--n_token=9 --precisions=float32", "precisions"),
+        ("--published=wt103_base --replicas=2", "replicas"),
+        ("--n_token=9 --program=evaluation --largest_batch", "largest_batch"),
+    ],
+)
+def test_flags_without_effect_are_refused(line, name):
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["compile_for_tpu.py", *line.split()])
+    with raises_parameter(name):
+        compile_for_tpu.main()
+    flags.FLAGS.unparse_flags()
+
+
 def test_a_folder_without_a_run_needs_a_vocabulary():
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["compile_for_tpu.py", "--model_dir=no such run"])

@@ -376,12 +376,26 @@ def test_a_worker_warns_once_that_its_port_is_open(monkeypatch, caplog, n_worker
         ({"strategy": "tpu", "tpu": "grpc://nowhere"}, "tpu", "grpc://host:port"),
         ({"strategy": "mirrored", "logical_cpus": 0.5}, "logical_cpus", "an integer"),
         ({"strategy": "mirrored", "logical_cpus": 0}, "logical_cpus", "1"),
+        ({"strategy": "one", "logical_cpus": 2}, "logical_cpus", "left out"),
+        ({"strategy": "multi_worker", "logical_cpus": 2}, "logical_cpus", "left out"),
+        ({"tpu": "node-1", "logical_cpus": 2}, "logical_cpus", "left out"),
     ],
     ids=str,
 )
 def test_a_bad_strategy_is_one_clear_error(arguments, name, limit):
     with raises_parameter(name, arguments[name], limit=limit):
         distribution.make_strategy(**arguments)
+
+
+def test_logical_cpus_train_together_on_one_machine_without_gpus(monkeypatch):
+    made = distribution.make_strategy("auto", logical_cpus=3)  # as many as `common_fixtures.py` makes
+    assert made.num_replicas_in_sync == 3 and isinstance(made, tf.distribute.MirroredStrategy)
+    with monkeypatch.context() as patch, raises_parameter("logical_cpus", 3):
+        patch.setattr(distribution, "workers_in_environment", lambda: 2)
+        distribution.make_strategy("auto", logical_cpus=3)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a device"])
+    with raises_parameter("logical_cpus", 3):
+        distribution.make_strategy("mirrored", logical_cpus=3)
 
 
 @pytest.mark.parametrize(

@@ -207,5 +207,15 @@ def test_the_command_of_the_training_evaluates(evaluated, trained, tmp_path, mon
     (tmp_path / "recipe.cfg").write_text("--train_steps=99\n--eval_split=test\n")
     monkeypatch.setattr("sys.argv", ["train.py", f"--flagfile={tmp_path / 'recipe.cfg'}"])
     assert evaluated(f"--flagfile={tmp_path / 'recipe.cfg'}")["evaluation"].eval_split == "test"
+    of_user = {
+        "valid_fraction": "--eval_path=other.txt --valid_fraction=0.4",
+        "documents": "--nodocuments",
+        "save_steps": "--save_steps 3",
+    }
+    for name, line in of_user.items():
+        words = [f"--flagfile={tmp_path / 'recipe.cfg'}", *line.split()]
+        monkeypatch.setattr("sys.argv", ["train.py", *words])
+        with raises_parameter(name):
+            evaluated(*words)
     with raises_parameter("model_dir", str(trained)):
         evaluated("--data_path=other.txt", "--init_from=nowhere")

@@ -570,6 +570,8 @@ def test_what_does_not_go_together_is_refused_before_the_model_is_loaded(tool, w
         (["--prompt=w1", "--greedy", "--top_k=5"], "top_k"),
         (["--prompt=w1", "--greedy", "--num_return_sequences=2"], "num_return_sequences"),
         (["--prompt=w1", "--temperature=0", "--min_p=0.1"], "min_p"),
+        (["--prompt=w1", "--greedy", "--seed=5"], "seed"),
+        (["--prompt=w1", "--temperature=0", "--seed=5"], "seed"),
     ],
     ids=str,
 )

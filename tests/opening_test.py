@@ -114,6 +114,45 @@ def test_settings_without_effect_are_refused_as_flags_and_ignored_in_a_run(resum
             settings(*flags.split())
 
 
+@pytest.mark.parametrize("resumed", ["train.py"], indirect=True)
+def test_a_split_to_evaluate_needs_do_eval(resumed, tmp_path):
+    settings, config = resumed
+    folder = RunFolder(tmp_path / "run")
+    training = {**config["training"], "eval_split": "test"}
+    folder.write_config({**config, "training": training}, folder.load_vocabs())
+    assert (settings()["final"].eval_split, settings("--nodo_eval")["final"].eval_split) == ("test", "valid")
+    assert settings("--eval_split=train", "--nodo_eval")["final"].eval_split == "train"  # `train_run` refuses it
+
+
+@pytest.mark.parametrize("resumed", ["tools/train_seq2seq.py"], indirect=True)
+def test_flags_of_translations_are_for_a_training_that_makes_some(resumed):
+    settings, _ = resumed
+    assert settings("--beam_size=5", "--n_best=1")["final"].beam_size == 5
+    assert settings("--eval_sources=0")["final"].beam_size == 3  # of the run
+    for flags, name, value in [
+        ("--n_best=2", "n_best", 2),
+        ("--beam_size=5 --eval_sources=0", "beam_size", 5),
+        ("--allow_special --eval_sources=0", "allow_special", True),
+        ("--max_new_tokens=9 --eval_sources=0", "max_new_tokens", 9),
+    ]:
+        with raises_parameter(name, value):
+            settings(*flags.split())
+
+
+@pytest.mark.parametrize("resumed", ["tools/train_ner.py"], indirect=True)
+def test_flags_that_the_network_or_the_tags_do_not_use_are_refused(resumed):
+    settings, _ = resumed
+    assert settings("--nokey_position_term", "--noconstraints")["model"].key_position_term is False
+    for flags, name, value in [
+        ("--attn_type=transformer --nokey_position_term", "key_position_term", False),
+        ("--tag_scheme=none --noconstraints", "constraints", False),
+        ("--d_bigram=9", "d_bigram", 9),  # the run has no bigrams
+        ("--train_path=a --nobigrams --lexicon=b --model=flat --d_bigram=9", "d_bigram", 9),
+    ]:
+        with raises_parameter(name, value):
+            settings(*flags.split())
+
+
 @pytest.mark.parametrize("resumed", ["tools/train_seq2seq.py"], indirect=True)
 def test_a_length_penalty_is_for_a_beam_search(resumed):
     settings, _ = resumed

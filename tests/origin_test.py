@@ -17,6 +17,7 @@ from helpers import (
     program,
     raises_parameter,
     read_checkpoint,
+    run_here,
     steps_of,
     train_run,
     write_splits,
@@ -26,6 +27,7 @@ from txl_tf.config import ModelConfig, TrainingConfig
 from txl_tf.data.text.corpus import build_corpus, prepare
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
+from txl_tf.runs import train
 from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
@@ -283,6 +285,18 @@ def test_train_py_takes_the_model_from_the_run_and_the_steps_from_the_text(train
     assert (training.train_steps, training.save_steps, optimizer.warmup_steps) == (5000, 1250, 500)
     with raises_parameter("preset", "tiny"):
         settings_of(run_dir, *line, "--preset=tiny")
+
+
+def test_train_py_refuses_another_distribution_of_initial_weights(trained_run, run_dir, text, monkeypatch):
+    got = {}
+    monkeypatch.setattr(train, "train_run", lambda folder, **settings: got.update(settings))
+    line = [f"--model_dir={run_dir}", f"--init_from={trained_run[0]}", f"--data_path={text}", "--init_std=0.5"]
+    for tool in program("train.py"):
+        for flags, name, value in (([], "init_std", 0.5), (["--init=uniform"], "init", "uniform")):
+            with raises_parameter(name, value):
+                run_here(tool, *line, *flags)
+        run_here(tool, *line, "--extend_vocab")  # the rows of new symbols are random
+    assert got["model"].init_std == 0.5
 
 
 def test_train_py_reads_a_paper_dataset_at_the_level_of_the_run(run_dir, tmp_path, settings_of):

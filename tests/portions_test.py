@@ -269,6 +269,11 @@ def test_shards_keep_tokens_and_fingerprints(tmp_path):
     for split in ("train", "valid"):
         np.testing.assert_array_equal(made.splits[split][:], whole.splits[split])
         assert made.fingerprint(split) == whole.fingerprint(split)
+    for shard_tokens in (1000, None):  # prepared already
+        assert corpus.prepare(tmp_path / "shards", "text", path, shard_tokens=shard_tokens).fingerprint("train")
+    for folder, shard_tokens in (("shards", 1001), ("shards", 999), ("shards", 10**6), ("whole", 1000)):
+        with raises_parameter("shard_tokens", shard_tokens):
+            corpus.prepare(tmp_path / folder, "text", path, shard_tokens=shard_tokens)
     with raises_parameter("shard_tokens", 0, "at least 1"):
         corpus.prepare(tmp_path / "none", "text", path, shard_tokens=0)
     with raises_parameter("shard_tokens", 5):

@@ -200,6 +200,7 @@ SRUN = {
         ([], 3, {}, 3),
         (["--strategy=one"], 3, {}, 1),
         (["--strategy=mirrored", "--logical_cpus=2"], 0, {}, 2),
+        (["--logical_cpus=2"], 0, {}, 2),
         (["--strategy=tpu", "--tpu=local"], 0, {}, 8),
         (["--tpu=local"], 0, {}, 8),
         ([], 2, {"TF_CONFIG": {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": TASKS}}, 6),

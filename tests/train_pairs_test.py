@@ -329,6 +329,7 @@ def test_a_list_is_translated_to_a_list_and_an_iterator_one_by_one(made, run):
     [
         ({"model": {"share_embeddings": True}}, "share_vocab", False, [True]),
         ({"training": {"warm_start_path": "nowhere"}}, "checkpoint", "nowhere", ANY),
+        ({"final": SearchConfig(beam_size=2, n_best=2)}, "n_best", 2, ANY),
         (
             {"machine": MachineConfig(strategy="tpu")},
             "strategy",

@@ -439,6 +439,15 @@ def test_tagged_files_are_read_in_the_columns_of_the_run(made, tool, tmp_path):
         (sentence,) = tool.read_tagged(folder)
         assert list(zip(sentence.tokens, sentence.tags, strict=True)) == rows
         assert tool.text_function(folder)(shown) == f"{out}\n"
+    path = write_text(tmp_path / "tagged", written)
+    for flag, name, column in (  # the file has two columns
+        ("--tag_column=7", "tag_column", 7),
+        ("--token_column=7", "token_column", 7),
+        ("--tag_column=1", "tag_column", 1),
+        ("--token_column=2", "tag_column", -1),
+    ):
+        with raises_parameter(name, column):
+            run_here(tool, f"--model_dir={made[0]}", f"--tagged={path}", flag)
 
 
 def test_entities_of_tagged_tokens_stand_where_these_do(text_tagger):

@@ -38,7 +38,7 @@ from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families import language_model
 from txl_tf.runs.families.language_model import steps_per_call
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import open_corpus
+from txl_tf.runs.setup import open_corpus, warn_of_one_cluster
 
 
 def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_file, capsys):
@@ -175,6 +175,7 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
         ({"training": {"train_batch_size": 3000}}, ["train", 4275, "train_batch_size=3000"]),
         ({"evaluation": {"eval_batch_size": 200}}, ["valid", 225, "eval_batch_size=200"]),
         ({"evaluation": {"eval_split": "test", "do_eval": True}}, ["eval_split", "train, valid", "'test'"]),
+        ({"evaluation": {"eval_split": "test"}}, ["eval_split", "do_eval", "'test'"]),
         ({"evaluation": {"eval_path": "other.txt"}}, ["eval_path", "other.txt"]),
         ({"evaluation": {"eval_ckpt_path": "best"}}, ["eval_ckpt_path", "best"]),
         ({"training": {"warm_start_path": "/no/ckpt-1"}}, ["/no/ckpt-1"]),
@@ -198,6 +199,21 @@ def test_a_training_writes_no_vocabulary_over_a_text(run_dir):
     with raises_parameter(str(path), allowed="a file of the same content, or no file"):
         train_run(run_dir, str(path))
     assert path.read_text() == TEXT and not (run_dir / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "model, warned",
+    [
+        ({"div_val": 2, "proj_same_dim": False}, ["div_val=2", "proj_same_dim=False"]),
+        ({"proj_share_all_but_first": True}, ["proj_share_all_but_first=True"]),
+        ({"div_val": 2, "cutoffs": [9]}, []),
+        ({"div_val": 1, "cutoffs": ()}, []),
+    ],
+)
+def test_settings_of_clusters_without_cutoffs_are_a_warning(caplog, model, warned):
+    warn_of_one_cluster(model)
+    assert len(caplog.messages) == bool(warned)
+    assert not warned or mentions(caplog.messages, *warned)
 
 
 def test_a_training_writes_no_nll_over_its_text_and_says_how_a_text_is_given(run_dir, text_file):

@@ -11,9 +11,11 @@ from helpers import (
     assert_variables_equal,
     log_rows,
     mentions,
+    program,
     raises_naming,
     raises_parameter,
     read_checkpoint,
+    run_here,
     run_program,
     untimed_rows,
     write_text,
@@ -150,6 +152,21 @@ def test_the_comparison_has_its_tables_and_picture(tmp_path, text_file):
     rows = re.findall(r"^\| (relative|absolute)(, memory)? \| ([\d,]+) \| ([\d.]+) \|", done.stdout, re.M)
     assert len(rows) == 4 and len({parameters for _, _, parameters, _ in rows}) == 1
     assert (tmp_path / "compare.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "flags, name",
+    [
+        ("--part=speed --data_path=/nonexistent", "data_path"),
+        ("--part=speed --train_steps=200", "train_steps"),
+        ("--part=training --n_layer=1", "n_layer"),
+        ("--part=training --attn_lens=32", "attn_lens"),
+    ],
+)
+def test_flags_of_the_other_part_of_the_comparison_are_refused(flags, name):
+    for tool in program("tools/compare_context.py"):
+        with raises_parameter(name):
+            run_here(tool, *flags.split())
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import eagerly, log_rows, program, raises_naming, raises_parameter, write_text
+from helpers import eagerly, log_rows, program, raises_naming, raises_parameter, run_here, write_text
 
 import txl_tf
 from txl_tf.config import OptimizerConfig, TaggedConfig, TaggerTrainingConfig, TenerTaggerConfig
@@ -184,6 +184,13 @@ def test_a_run_of_words_tags_and_describes_them(made, text_tagger, eager):
     assert all(line[r["start"] : r["end"]] == r["text"] and 0 < r["prob"] <= 1 for r in rows)
     by_line = txl_tf.pipeline(folder)(line)
     assert (by_line.tokens, by_line.tags, by_line.entities) == (line.split(), result.tags, rows)
+
+
+def test_the_rules_of_entities_are_not_for_tags_of_the_scheme_none(made, tmp_path):
+    for tool in program("tools/tag.py"):
+        for source in ("input", "tagged"):
+            with raises_parameter("constraints", False):
+                run_here(tool, f"--model_dir={made[0]}", f"--{source}={tmp_path}/a", "--noconstraints")
 
 
 def test_served_words_are_those_of_lines(text_tagger, tmp_path):

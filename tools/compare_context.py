@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 
 from txl_config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
-from txl_programs.flag_values import FLAGS
+from txl_programs.flag_values import FLAGS, check_used
 from txl_programs.program import read_flags, run
 
 flags.DEFINE_enum("part", "both", ["both", "speed", "training"], "What to compare.")
@@ -212,6 +212,10 @@ def draw(speed, curves):
 
 
 def main():
+    check_used(
+        (("attn_lens", "n_layer", "rounds"), FLAGS.part != "training", "is for --part=speed, got --part=training"),
+        (("data_path", "train_steps", "output_dir"), FLAGS.part != "speed", "is for --part=training, got --part=speed"),
+    )
     if not all(length.isdigit() and int(length) > 1 for length in FLAGS.attn_lens):
         raise ParameterError("attn_lens", FLAGS.attn_lens, "integers above 1, such as 800,1800")
     if FLAGS.output:

@@ -33,7 +33,7 @@ os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")
 from txl_config import AUTO, PRECISIONS, OptimizerConfig, one_of
 from txl_config.errors import ParameterError
 from txl_programs import train  # defines the flags of a configuration
-from txl_programs.flag_values import FLAGS, completed, values, without_unused
+from txl_programs.flag_values import FLAGS, check_used, completed, values, without_unused
 from txl_programs.program import read_flags, run
 
 FLAGS.set_default("model_dir", "")  # train.py requires it, and this program does not
@@ -398,6 +398,12 @@ def compile_published():
 def main():
     for program in FLAGS.program:
         one_of(PROGRAMS)("program", program)
+    of_one_model = ("model_dir", "n_token", "program", "replicas", "largest_batch")
+    check_used(
+        (("precisions",), FLAGS.published is not None, "is for --published, which is not given"),
+        (of_one_model, FLAGS.published is None, "has no effect with --published"),
+        (("largest_batch",), "training" in FLAGS.program, "is for --program=training"),
+    )
     device = compiler_of(FLAGS.chip)
     if FLAGS.published is not None:
         FLAGS.published = [name for name in FLAGS.published if name] or list(PUBLISHED)

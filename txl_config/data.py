@@ -274,6 +274,7 @@ class TaggedConfig(ColumnsConfig):
         not_for_words = {
             "segment_digits": "words have no digit of segmentation",
             "lexicon": "its words are found among characters",
+            "skip_short_words": "it is for the words of a lexicon",
             "char_vectors": "the words have word_vectors",
             "bigram_vectors": "words have no bigrams",
         }

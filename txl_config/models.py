@@ -118,7 +118,9 @@ class DecoderConfig(Config):
 class NetworkConfig(DecoderConfig):
     """Arguments of `TransformerXL`."""
 
-    clamp_len: int = option("Treat larger distances as clamp_len; -1 for no limit.", default=-1, free=True)
+    clamp_len: int = option(
+        "Treat larger distances as clamp_len; 0 or -1 for no limit.", at_least(-1), default=-1, free=True
+    )
     untie_r: bool = option("Give every layer its own r_w_bias and r_r_bias.", default=False)
     reset_token: int | None = option("Token before which the memory is reset.", at_least(0), default=None, free=True)
     positions: str = option("How the network sees positions.", one_of(SCHEMES), default="relative")

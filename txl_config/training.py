@@ -300,7 +300,7 @@ class MachineConfig(Config):
         "Project of the TPU, if it is another than this machine's.", not_empty, default=None
     )
     logical_cpus: int | None = option(
-        "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1, 1024), default=None
+        "Logical CPU devices to create, to try several devices without GPUs.", at_least(1, 1024), default=None
     )
     mixed_precision: str = option(
         "Type of matrix products; auto: depends on the machine.", one_of((*PRECISIONS, AUTO)), default="float32"

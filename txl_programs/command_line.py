@@ -170,9 +170,15 @@ def refuse_empty() -> None:
 # ------------------------------------------------------------------------------------------------------- flag files
 
 
-def has_flag_file() -> bool:
-    """Whether the command line of this process names a flag file."""
-    return bool(_flag_files(sys.argv))
+def outside_flag_files(names: Sequence[str]) -> list[str]:
+    """Returns those of the `names` that the command line of this process gives itself, not only in a flag file.
+
+    If the command line names no flag file, these are all `names`.
+    """
+    if not _flag_files(sys.argv):
+        return list(names)
+    words = {word.lstrip("-").partition("=")[0] for word in sys.argv[1:] if word.startswith("-")}
+    return [name for name in names if words & {name, f"no{name}"}]
 
 
 def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:

@@ -48,7 +48,9 @@ flags.DEFINE_integer(
     "max_rows", None, "Most rows in a request. Default: as many as fit into 512 MiB, from 1 to 1024.", lower_bound=1
 )
 flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
-flags.DEFINE_integer("clamp_len", None, "Treat greater distances as this one; -1 for no limit. Default: as in the run.")
+flags.DEFINE_integer(
+    "clamp_len", None, "Treat greater distances as this one; 0 or -1 for no limit. Default: as in the run."
+)
 flags.DEFINE_bool(
     "warmup", None, "Write warm-up requests. They need tensorflow-serving-api. Default: write them if it is installed."
 )

@@ -91,7 +91,9 @@ flags.DEFINE_bool("interactive", False, "Read lines, and answer each. One memory
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
 flags.DEFINE_bool("raw", False, "Write control characters unchanged.")
 flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
-flags.DEFINE_integer("clamp_len", None, "Treat greater distances as this one; -1 for no limit. Default: as in the run.")
+flags.DEFINE_integer(
+    "clamp_len", None, "Treat greater distances as this one; 0 or -1 for no limit. Default: as in the run."
+)
 
 read_flags(__name__)
 
@@ -403,7 +405,7 @@ def check_flags():
     """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
     limits = ["top_k", "top_p", "min_p"]
-    several = changed(["num_return_sequences"])  # 1, the default, is always allowed
+    draws = ["seed", *changed(["num_return_sequences"])]  # 1, the default, is always allowed
     whole_text_flags = changed(["beam_size"]) + given(["regex", "json_schema", "suppress_tokens"])
     search = FLAGS.beam_size > 1
     draws_nothing = f"is for sampling, and a beam search (--beam_size={FLAGS.beam_size}) draws nothing"
@@ -418,8 +420,8 @@ def check_flags():
         (("length_penalty",), search, "is for a beam search: give --beam_size, too"),
         (changed(["interactive", "verbose"]), not whole_text_flags, complete),
         (given(["regex", "json_schema"]), not FLAGS.suppress_tokens, "and --suppress_tokens exclude each other"),
-        (["temperature", *limits, *several], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
-        (limits + several, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
+        (["temperature", *limits, *draws], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
+        (limits + draws, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
         (
             ("repetition_window",),
             FLAGS.repetition_penalty not in (None, 1),

@@ -46,7 +46,9 @@ define_line_flags("texts")
 flags.DEFINE_enum("format", "tsv", ["tsv", "json", "tokens"], "Columns, JSON lines, or JSON lines with every token.")
 flags.DEFINE_list("columns", ["nll"], f"Columns to write with --format=tsv: {', '.join(COLUMNS)}.")
 flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
-flags.DEFINE_integer("clamp_len", None, "Treat greater distances as this one; -1 for no limit. Default: as in the run.")
+flags.DEFINE_integer(
+    "clamp_len", None, "Treat greater distances as this one; 0 or -1 for no limit. Default: as in the run."
+)
 
 define_flags(ScoringConfig)
 

@@ -67,7 +67,7 @@ from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
-from txl_tf.data.tagged.columns import BLANKS, line_of, places_in
+from txl_tf.data.tagged.columns import BLANKS, columns_in, line_of, places_in
 from txl_tf.data.tagged.sentences import read_tagged_as
 from txl_tf.runs.families.pipeline import POOL, TaggedLine, TaggingPipeline
 from txl_tf.runs.folder import RunFolder
@@ -109,7 +109,8 @@ def read_tagged(folder):
     config = folder.read_config()
     digits = config["data"].get("segment_digits", False)
     model = config["model"]
-    columns = dataclasses.replace(columns_of(folder), **values(ColumnsConfig, given_only=True))
+    columns = columns_in(FLAGS.tagged, columns_of(folder))
+    columns = dataclasses.replace(columns, **values(ColumnsConfig, given_only=True))
     return read_tagged_as(FLAGS.tagged, model["labels"], digits, model.get("scheme"), columns)
 
 
@@ -169,6 +170,8 @@ def main():
     check_not_both("tagged", "input")
     folder = RunFolder(FLAGS.model_dir, "tagger")
     folder.load_vocabs()  # report errors before any line is read
+    has_entities = folder.read_config()["model"].get("scheme") != "none"
+    check_used((("constraints",), has_entities, "is for tags of entities, which this run does not have"))
     if FLAGS.tagged:
         check_left_out(values(("ray_address", "ray_workers")), "--tagged is for one machine")
         check_used(

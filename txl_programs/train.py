@@ -19,6 +19,7 @@ config.json; flags such as --mem_len, --clamp_len and --same_length change it fo
   cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
 """
 
+import dataclasses
 import logging
 import os
 
@@ -49,7 +50,7 @@ from txl_config.presets import (
     steps_for,
 )
 from txl_programs.choosing import batch_divisor, chosen_preset, given_steps, is_on_tpu, log_choice
-from txl_programs.command_line import has_flag_file
+from txl_programs.command_line import outside_flag_files
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -70,10 +71,9 @@ ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
+INITIAL = ("init", "init_std", "proj_init_std", "init_range")  # hyper-parameters that decide the initial weights
 # Hyper-parameters of the model that only training uses.
-TRAINING_ONLY = (
-    "dropout", "dropatt", "init", "init_std", "proj_init_std", "init_range", "label_smoothing", "z_loss",
-)  # fmt: skip
+TRAINING_ONLY = ("dropout", "dropatt", *INITIAL, "label_smoothing", "z_loss")
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string(
@@ -361,19 +361,27 @@ def train(folder):
     training = config_of(TrainingConfig, settings["training"])
     model = config_of(group, model_defaults(group, settings["model"]), leave_out=FROM_TEXT)
     check_model_flags(group, getattr(model, "positions", "relative"))
+    if FLAGS.init_from and not training.extend_vocab:  # extend_vocab adds new rows
+        new = [
+            name for name in changed(INITIAL) if FLAGS[name].value != settings["model"].get(name, FLAGS[name].default)
+        ]
+        check_used((new, False, f"has no effect with --init_from={FLAGS.init_from}: all weights are loaded"))
     if isinstance(model, DecoderConfig):
         check_used(
             (changed(["lora_alpha"]), model.lora_rank, "is for low-rank updates: give --lora_rank, too"),
             (changed(["init_range"]), model.init == "uniform", "is for --init=uniform"),
             (changed(["init_std", "proj_init_std"]), model.init == "normal", "is for --init=normal"),
         )
+    final = config_of(EvaluationConfig, settings["training"])
+    if not final.do_eval and not given(["eval_split"]):  # the run may have a split for its own --do_eval
+        final = dataclasses.replace(final, eval_split=EvaluationConfig.eval_split)
     train_run(
         folder,
         data=data_arguments(settings["data"]),
         model=model,
         optimizer=optimizer_config(training, settings["training"]),
         training=training,
-        final=config_of(EvaluationConfig, settings["training"]),
+        final=final,
         machine=config_of(MachineConfig, settings["training"]),
     )
 
@@ -382,7 +390,7 @@ def check_used_in_evaluation(folder, data):
     """Raises ParameterError if a flag is given that has no effect on this evaluation.
 
     The command of a training run with --do_eval_only is accepted. So flags about training are accepted if a flag names
-    the text, as that command does. Flags with the values of the run are always accepted.
+    the text, as that command does. Flags with the values of the run, and flags of a flag file, are always accepted.
 
     Args:
         folder: the folder of the run.
@@ -402,19 +410,20 @@ def check_used_in_evaluation(folder, data):
 
     text = differing(TextConfig, "seed", *PLACES, *READING)
     why = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
-    check_used((text, data and not FLAGS.eval_path, why))
     evaluation = EvaluationConfig.names()
     training = [*differing(TrainingConfig, *evaluation), *differing(OptimizerConfig), *given(["preset"])]
     # 0 turns a rate off, as every evaluation does: commands of the original give --dropout=0.0.
     training += [name for name in differing(folder.family.config) if name in TRAINING_ONLY and FLAGS[name].value]
     has_segments = not FLAGS.sliding_window or FLAGS.max_eval_batch > 0  # the batches decide how many tokens to read
     tgt_len = [name for name in differing(EvaluationConfig) if name == "tgt_len"]
-    check_used(
+    rules = (
+        (text, data and not FLAGS.eval_path, why),
         (training, data, "is for training: leave it out of an evaluation"),
         (changed(["lora_alpha"]), data or run.get("lora_rank"), "is for a run with --lora_rank"),
         (changed(["eval_split"]), data or not FLAGS.eval_path, "has no effect with --eval_path"),
         (tgt_len, data or has_segments, "has no effect with --sliding_window"),
     )
+    check_used(*((outside_flag_files(names), used, why) for names, used, why in rules))
 
 
 def evaluate(folder):
@@ -432,8 +441,7 @@ def evaluate(folder):
         raise ParameterError("model", FLAGS.model, folder.family.name, message)
     data = data_arguments()
     check_used((READING, data or FLAGS.eval_path, "is for a text that --data_path or --eval_path names"))
-    if not has_flag_file():
-        check_used_in_evaluation(folder, data)
+    check_used_in_evaluation(folder, data)
     if FLAGS.init_from:
         check_origin(folder, FLAGS.init_from)
     model = values(group, given_only=True) if folder.has_config() else completed(group, model_defaults(group, {}))

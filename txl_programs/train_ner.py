@@ -76,14 +76,21 @@ def main():
     check_used((unused_flags, False, f"is not a flag of --model={kind}"))
     data = config_of(TaggedConfig, settings["data"])
     training = config_of(TaggerTrainingConfig, settings["training"])
+    config = config_of(model, settings["model"])
     check_used(
         (changed(["n_sentences"]), data.dataset == "towns", "is for --dataset=towns"),
         (changed(["d_bigram"]), data.bigrams, "is for bigrams, but the network gets none"),
+        (
+            changed(["key_position_term"]),
+            getattr(config, "attn_type", "adatrans") == "adatrans",
+            "is for --attn_type=adatrans",
+        ),
+        (changed(["constraints"]), data.tag_scheme != "none", "is for tags of entities, not for --tag_scheme=none"),
     )
     train_run(
         FLAGS.model_dir,
         data=data,
-        model=config_of(model, settings["model"]),
+        model=config,
         optimizer=optimizer_config(training, settings["training"]),
         training=training,
         machine=config_of(MachineConfig, settings["training"]),

@@ -179,9 +179,13 @@ def main():
             "is for --source_level=subword or --target_level=subword",
         ),
     )
-    search = config_of(SearchConfig, settings["training"])
-    check_used((changed(["length_penalty"]), search.beam_size > 1, "is for a beam search: give --beam_size, too"))
     training = config_of(PairsTrainingConfig, settings["training"])
+    check_used(
+        (changed(["n_best"]), False, "is for txl-translate: a training counts only the best translation of a source"),
+        (changed(SearchConfig.names()), training.eval_sources, "is for translations, and --eval_sources=0 makes none"),
+    )
+    search = config_of(SearchConfig, {**settings["training"], "n_best": 1})
+    check_used((changed(["length_penalty"]), search.beam_size > 1, "is for a beam search: give --beam_size, too"))
     train_run(
         FLAGS.model_dir,
         data=data,

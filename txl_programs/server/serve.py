@@ -47,7 +47,9 @@ flags.DEFINE_integer("max_waiting", 128, "Requests that may wait. Others get sta
 flags.DEFINE_integer("max_request_bytes", 2**25, "Most bytes of a request.", lower_bound=1024)
 flags.DEFINE_integer("top_n", None, "Number of tokens that the signature next returns. Default: 10.", lower_bound=1)
 flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
-flags.DEFINE_integer("clamp_len", None, "Treat greater distances as this one; -1 for no limit. Default: as in the run.")
+flags.DEFINE_integer(
+    "clamp_len", None, "Treat greater distances as this one; 0 or -1 for no limit. Default: as in the run."
+)
 define_flags(SearchConfig)  # for an encoder-decoder
 flags.mark_flag_as_required("model_dir")
 

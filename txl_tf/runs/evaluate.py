@@ -38,6 +38,7 @@ from txl_tf.runs.setup import (
     open_corpus,
     open_machine,
     reset_token_of,
+    warn_of_one_cluster,
     worker_of,
 )
 from txl_tf.runs.weights import CheckpointReader, load_weights
@@ -122,6 +123,7 @@ def evaluate_run(
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
         log_model(name, corpus, lm, strategy, machine.type_name)
+        warn_of_one_cluster(model)
         if defaults:
             values = ", ".join(f"{name} {value}" for name, value in defaults.items())
             logger.info("%s does not record %s; the defaults: %s", folder, ", ".join(defaults), values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -245,6 +245,20 @@ def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distrib
     unit = "replica" if replicas == 1 else "replicas"
     parts = f", parallel_parts={lm.parallel_parts}" if lm.parallel_parts > 1 else ""
     logger.info("model: %s parameters, %s, %d %s%s", f"{lm.count_params():,}", type_name, replicas, unit, parts)
+
+
+def warn_of_one_cluster(model: Mapping[str, Any]) -> None:
+    """Logs a warning if hyper-parameters of clusters have no effect, because the vocabulary is not divided.
+
+    They raise no error, because a text whose vocabulary has no cutoffs accepts the flags of one that has some.
+
+    Args:
+        model: hyper-parameters, by name.
+    """
+    without_effect = {"div_val": 1, "proj_share_all_but_first": False, "proj_same_dim": True}
+    unused = [f"{name}={model[name]}" for name, value in without_effect.items() if model.get(name, value) != value]
+    if unused and not model.get("cutoffs"):
+        logger.warning("%s: no effect without cutoffs, because the vocabulary is one cluster", ", ".join(unused))
 
 
 class WorkerGone(OSError):

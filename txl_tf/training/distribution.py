@@ -20,6 +20,7 @@ from txl_tf.data.batching import prefetched
 from txl_tf.environment import check_listens, is_address, processor_flags, wait_for_all
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import reason
+from txl_tf.schema import check_left_out
 from txl_tf.training import slurm
 
 logger = logging.getLogger("txl_tf")
@@ -47,33 +48,38 @@ def make_strategy(
               Each machine runs the same program. If Slurm's `srun` started several tasks, `TF_CONFIG` is set from them.
             - `"tpu"`: the TPU named `tpu`.
             - `"auto"`: `"tpu"` if `tpu` is given, `"multi_worker"` if `TF_CONFIG` names several workers or `srun`
-              started several tasks, `"mirrored"` if there are several GPUs, else `"one"`.
+              started several tasks, `"mirrored"` if there are several GPUs or `logical_cpus`, else `"one"`.
         tpu: name or `grpc://` address of the TPU; `"local"` for the TPU of this machine.
         tpu_zone, gcp_project: zone and project of the TPU; by default those of this machine.
-        logical_cpus: number of logical CPU devices to create, for `"mirrored"` without GPUs.
+        logical_cpus: number of logical CPU devices to create, for `"mirrored"` or `"auto"` on one machine without GPUs.
 
     Raises:
-        ParameterError: the strategy does not exist, `TF_CONFIG` or Slurm's variables are missing or malformed, or the
-            TPU arguments do not fit.
+        ParameterError: the strategy does not exist, `TF_CONFIG` or Slurm's variables are missing or malformed, the TPU
+            arguments do not fit, or the strategy does not use logical CPUs.
         ConnectionError: the TPU cannot be reached, or this worker cannot use its address.
     """
     one_of(STRATEGIES)("strategy", strategy)
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    if logical_cpus is not None:
+        at_least(1)("logical_cpus", logical_cpus)
+        several_machines = strategy == "auto" and workers_in_environment() > 1
+        if strategy not in ("auto", "mirrored") or tpu or has_gpus or several_machines:
+            why = "logical CPUs are for strategy=mirrored or auto, on one machine without GPUs"
+            check_left_out({"logical_cpus": logical_cpus}, why)
     if strategy == "tpu" or tpu:
         return _tpu_strategy(strategy, tpu, tpu_zone, gcp_project)
     if tpu_zone or gcp_project:
         raise _must_be_tpu(strategy, "tpu_zone and gcp_project")
     if logical_cpus is not None:
-        at_least(1)("logical_cpus", logical_cpus)
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_cpus)
     if strategy in ("auto", "multi_worker"):
         cluster = _cluster(_tf_config())
         if strategy == "multi_worker" or (cluster and len(cluster.workers) > 1):
             return _multi_worker_strategy(cluster)
-    has_gpus = bool(tf.config.list_physical_devices("GPU"))
     # Listing logical devices starts TensorFlow, so that its threads cannot be chosen any more.
     gpus = tf.config.list_logical_devices("GPU") if has_gpus else []
-    if strategy == "mirrored" or (strategy == "auto" and len(gpus) > 1):
+    if strategy == "mirrored" or (strategy == "auto" and max(len(gpus), logical_cpus or 0) > 1):
         return _mirrored_strategy(gpus or tf.config.list_logical_devices("CPU"))
     return tf.distribute.get_strategy()
 

@@ -118,8 +118,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         context_len: with learned positions, the maximum number of tokens in a segment. With learned positions or
             sinusoids, also the number of tokens that `generate` sees. Other positions accept only the default.
         same_length: whether every token attends to `mem_len + 1` positions, instead of to the whole memory and segment.
-        clamp_len: with relative positions, greater distances are replaced by `clamp_len`. If it is not positive, there
-            is no limit.
+        clamp_len: with relative positions, greater distances are replaced by `clamp_len`. If it is 0 or -1, there is
+            no limit.
         untie_r: with relative positions, whether every layer has its own u and v. If not, all layers share them.
         reset_token: id of the first token of a document. The memory is reset before it: the document gets the results
             that it would get at the beginning of a text, see `transformer_xl/documents.py`. `None`: no resets.

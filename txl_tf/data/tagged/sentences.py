@@ -17,7 +17,6 @@ from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit
 from txl_tf.data.tagged.columns import (
     BLANK,
     TaggedSentence,
-    columns_in,
     line_of,
     numbered_tags,
     read_sentences,
@@ -83,7 +82,7 @@ def read_tagged_as(
     """Reads a file of tagged sentences, and converts the tags to the scheme of a model's labels; see `read_tagged`.
 
     It reads the output of tools/tag.py, too. Such a file has no digits of segmentation: if all tokens are single
-    characters, `segment_digits` has no effect. It has two columns, token and tag: see `columns_in`.
+    characters, `segment_digits` has no effect.
 
     Args:
         path, segment_digits, columns: as in `read_tagged`.
@@ -93,7 +92,6 @@ def read_tagged_as(
     Raises:
         ParameterError: as `read_tagged`; or an entity type is not among the labels. Names file and line.
     """
-    columns = columns_in(path, columns or ColumnsConfig())
     text = read_tagged(path, False, scheme, columns, labels)
     if segment_digits and any(len(token) > 1 for sentence in text for token in sentence.tokens):
         text = _without_digits(text, path)

@@ -44,7 +44,7 @@ from txl_tf.data.text.prepared_folder import (
 from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of_row
 from txl_tf.data.text_files import Progress
-from txl_tf.data.token_files import open_tokens
+from txl_tf.data.token_files import open_tokens, read_header
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief, named, shortened
 from txl_tf.files import is_remote, remove
@@ -205,7 +205,7 @@ def prepare(
         _check_outside(data_dir, data_path)
     recipe = datasets.make_recipe(config)
     _check_shards(recipe, shard_tokens)
-    if _is_prepared(data_dir, recipe):
+    if _is_prepared(data_dir, recipe, shard_tokens):
         return load_corpus(data_dir)
     if download:
         fetch(dataset, recipe.folder or data_dir, download_url)
@@ -228,20 +228,39 @@ def _with_raw_text_of(data_dir: str, config: TextConfig) -> TextConfig:
     return dataclasses.replace(config, raw_text=info["vocab"].get("raw_text", True)) if info else config
 
 
-def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
+def _is_prepared(data_dir: str, recipe: datasets.Recipe, shard_tokens: int | None) -> bool:
     """Whether the folder is already prepared, by this recipe.
 
     Raises:
-        ParameterError: it was prepared by another recipe, see `check_same`; or it must not be prepared, see
-            `check_free`.
+        ParameterError: it was prepared by another recipe, see `check_same`; or the files do not have `shard_tokens`
+            tokens each; or it must not be prepared, see `check_free`.
     """
     info = read_prepared_info(data_dir)
     if info is None:
         check_free(data_dir, recipe.vocab_options["level"])
     else:
         check_same(data_dir, info, recipe)
+        if shard_tokens is not None:
+            _check_sizes_of_files(data_dir, info["files"], shard_tokens)
         logger.info("%s is prepared already", data_dir)
     return info is not None
+
+
+def _check_sizes_of_files(data_dir: str, files: dict[str, list[str]], shard_tokens: int) -> None:
+    """Raises ParameterError if a token file of the prepared folder is not as large as `shard_tokens` makes it.
+
+    Args:
+        data_dir, shard_tokens: as in `prepare`.
+        files: split -> names of its token files.
+    """
+    for split, names in files.items():
+        sizes = [read_header(f"{data_dir}/{name}")[1] for name in names]
+        if sizes != [min(shard_tokens, rest) for rest in range(sum(sizes), 0, -shard_tokens)]:
+            message = (
+                f"data_dir {data_dir} was prepared with another shard_tokens than {shard_tokens}: the files of {split} "
+                f"have {brief(sizes)} tokens. Choose another folder"
+            )
+            raise ParameterError("shard_tokens", shard_tokens, "as in the folder, or left out", message)
 
 
 def _check_outside(data_dir: str, data_path: Any) -> None:
@@ -342,7 +361,7 @@ def prepare_texts(
     recipe = datasets.make_recipe(_with_raw_text_of(data_dir, config))
     recipe.spooled = True
     _check_shards(recipe, shard_tokens)
-    if _is_prepared(data_dir, recipe):
+    if _is_prepared(data_dir, recipe, shard_tokens):
         return load_corpus(data_dir)
     with new_files(data_dir) as folder, contextlib.ExitStack() as stack:
         if texts is not None:

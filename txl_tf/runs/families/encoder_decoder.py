@@ -51,6 +51,9 @@ class PairsRun(EpochRun):
         if self.model_config.share_embeddings and not self.data.share_vocab:
             message = "share_embeddings needs share_vocab, got share_vocab=False"
             raise ParameterError("share_vocab", False, [True], message)
+        if self.final.n_best > 1:
+            allowed = "1 in a training, which counts only the best translations"
+            raise ParameterError("n_best", self.final.n_best, allowed)
 
     def open_corpus(self) -> ParallelCorpus:
         """Reads the pairs. A run that starts from another one uses, or extends, the vocabularies of that run."""

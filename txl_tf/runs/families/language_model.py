@@ -29,7 +29,7 @@ from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batche
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.vocabulary import newline_ids
-from txl_tf.errors import ParameterError, visible
+from txl_tf.errors import ParameterError, brief, visible
 from txl_tf.language.language_model import LanguageModel, TransformerXLLM
 from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.nn.position_schemes import checked_scheme
@@ -48,6 +48,7 @@ from txl_tf.runs.setup import (
     name_of,
     open_corpus,
     reset_token_of,
+    warn_of_one_cluster,
     without_symbol_choice,
 )
 from txl_tf.runs.train import Run
@@ -120,6 +121,9 @@ class LanguageModelRun(Run):
                     "training evaluates its last weights on its own text"
                 )
                 raise ParameterError(name, value, "left out in a training", message)
+        if not final.do_eval and final.eval_split != EvaluationConfig.eval_split:
+            message = f"eval_split is for do_eval, which is False, got {brief(final.eval_split)}"
+            raise ParameterError("eval_split", final.eval_split, "left out without do_eval", message)
         if training.static_shapes is None:
             on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
             self.training = dataclasses.replace(training, static_shapes=on_tpu)
@@ -262,6 +266,7 @@ class LanguageModelRun(Run):
 
     def log_model(self) -> None:
         log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.type_name)
+        warn_of_one_cluster(self.model_config.to_dict())
 
     def fit(self, state: tuple) -> None:
         """Trains, see `Run.fit`. On TPUs, chooses `steps_per_execution`, unless it is given."""
