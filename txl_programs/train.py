@@ -373,7 +373,8 @@ def train(folder):
             (changed(["init_std", "proj_init_std"]), model.init == "normal", "is for --init=normal"),
         )
     final = config_of(EvaluationConfig, settings["training"])
-    if not final.do_eval and not given(["eval_split"]):  # the run may have a split for its own --do_eval
+    # The run, or a flag file, may have a split for its --do_eval.
+    if not final.do_eval and not outside_flag_files(given(["eval_split"])):
         final = dataclasses.replace(final, eval_split=EvaluationConfig.eval_split)
     train_run(
         folder,
