@@ -34,7 +34,7 @@ from txl_tf.nn.checks import as_array, as_ids, check_tensors, checked_sizes
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
 from txl_tf.nn.ops import Linear
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_RATE, FREE_SEED, FREE_SWITCH
+from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
@@ -116,7 +116,6 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """
 
     free_settings = {"constraints": FREE_SWITCH, "output_dropout": FREE_RATE, "seed": FREE_SEED}
-    fixed_settings = FIXED_DTYPE
 
     @stored
     def __init__(

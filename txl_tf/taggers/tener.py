@@ -24,7 +24,7 @@ from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED
+from txl_tf.nn.settings import FREE_SEED
 from txl_tf.taggers.tener_layers import TenerLayer
 
 
@@ -40,7 +40,6 @@ class SentenceNetwork(Layer):
     """
 
     free_settings = {"seed": FREE_SEED}
-    fixed_settings = FIXED_DTYPE
     input_dims = {"chars": "batch length", "bigrams": "batch length"}
     n_token: int
     n_bigram: int

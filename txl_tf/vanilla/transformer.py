@@ -33,7 +33,7 @@ from txl_tf.nn.checks import as_ids, check_tensors, checked_length, checked_size
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, compiled_method
+from txl_tf.nn.settings import FREE_SEED, compiled_method
 from txl_tf.training.resumable import Mean, Resumable
 from txl_tf.training.weighting import checked_weights, weights_of_labels
 from txl_tf.vanilla import generation
@@ -212,7 +212,6 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """
 
     free_settings = {"seed": FREE_SEED}
-    fixed_settings = FIXED_DTYPE
     copied_settings = {
         "rate": tuple(f"{side}.{part}.rate" for side in ("encoder", "decoder") for part in ("pos_encoding", "stacked")),
         "dropatt": ("encoder.stacked.dropatt", "decoder.stacked.dropatt"),
