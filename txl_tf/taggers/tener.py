@@ -116,7 +116,8 @@ class SentenceNetwork(Layer):
             got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else shown(inputs)
             allowed = f"a dictionary with {', '.join(names)}"
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
-        ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}
+        ranks = {name: len(self.input_dims[name].split()) for name in names}
+        ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name], ranks[name]) for name in names}
         if tf.executing_eagerly():
             rows = {"chars": self.n_token, "lattice": self.n_token, "bigrams": self.n_bigram}
             for name in rows.keys() & ids_of.keys():

@@ -391,7 +391,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             message = f"inputs_embeds must be given in place of tokens, got {got}"
             raise ParameterError("inputs_embeds", inputs_embeds, "given in place of tokens", message)
         if inputs_embeds is None:
-            tokens = as_ids("tokens", tokens)
+            tokens = as_ids("tokens", tokens, 2)
             check_tensors({}, tokens=(tokens, "int batch tgt_len"))
             return tokens
         if self.reset_token is not None and done is None:

@@ -339,7 +339,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else shown(inputs)
             allowed = "(source, target), int [batch, any] each"
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
-        source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
+        source, target = (as_ids(f"inputs[{i}]", ids, 2) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
         return source, target
 
@@ -417,7 +417,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         whose input and labels are not one text, do not change.
         """
         x, y, sample_weight = self.unpacked(data)
-        y = as_ids("y", y)
+        y = as_ids("y", y, 2)
         if isinstance(x, (tuple, list)):
             source, target = self.checked(x)
             self.check_shapes((source, target), y)
