@@ -309,6 +309,16 @@ def test_the_dtype_policy_of_all_parts_is_that_of_the_constructor(name):
         part.dtype_policy = part.dtype_policy
 
 
+def test_a_constructor_of_a_subclass_cannot_change_the_dtype_policy_either():
+    class Half(layers.PositionwiseFF):
+        def __init__(self):
+            super().__init__(8, 8)
+            self.dtype_policy = "mixed_bfloat16"
+
+    with raises_parameter("dtype_policy", "mixed_bfloat16"):
+        Half()
+
+
 def test_a_language_model_refuses_a_regularizer_of_its_output_that_fit_would_not_use():
     regularizer = keras.regularizers.L2(0.1)
     for make in (language_model, MODELS["TransformerLM"]):

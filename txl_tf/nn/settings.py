@@ -237,8 +237,8 @@ def change(x: Any, name: str, value: Any) -> None:
         return
     is_free = owner is None and name in free_settings_of(x)
     # The constructor of a user's subclass, after the library's. It may use the name for something else: a value that is
-    # not valid for the setting is stored as an ordinary attribute.
-    if in_constructor(x):
+    # not valid for the setting is stored as an ordinary attribute. But the parts have the old dtype policy already.
+    if in_constructor(x) and name != "dtype_policy":
         try:
             value = x.check_setting(name, value) if is_free else value
         except ParameterError:
