@@ -126,7 +126,7 @@ def own_dtype(layers):
 
     for layer in layers:
         layer.__class__ = Rounded
-    layers[1].dtype_policy = "mixed_bfloat16"
+    layers[1].store("dtype_policy", "mixed_bfloat16")
     layers[1].autocast = False
 
 

@@ -49,6 +49,19 @@ def test_the_next_step_has_the_optimizer_and_the_frozen_parts_of_now(make):
     assert largest_change(model.weights, step) == 0
 
 
+@pytest.mark.parametrize("make", [make_language_model, make_tagger])
+def test_the_next_step_has_the_regularizers_and_constraints_of_now(make):
+    model, _, batch = make()
+    model.compile(keras.optimizers.SGD(0.1))
+    model.train_on_batch(*batch)
+    regularized, *_, constrained = model.trainable_weights
+    regularized.assign(np.ones(regularized.shape))
+    regularized.regularizer = keras.regularizers.L2(1e3)  # its gradient is 2e3
+    constrained.constraint = keras.constraints.MaxNorm(0.0)
+    assert 190 < largest_change([regularized], lambda: model.train_on_batch(*batch)) < 210
+    assert not constrained.numpy().any()
+
+
 def test_the_next_step_runs_eagerly_or_in_a_graph_as_now():
     model, _, batch = make_language_model()
     traced = []

@@ -512,8 +512,17 @@ def test_a_network_in_float64_trains_in_a_tagger_in_float32():
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_map_of_dtypes_for_a_model_is_refused():
+def test_a_map_of_dtypes_is_refused_by_models_and_by_layers_with_parts(policy):
     policies = keras.dtype_policies.DTypePolicyMap(default_policy="float32")
-    policies[".*layer_0.*"] = keras.DTypePolicy("mixed_bfloat16")
+    policies[".*layer_norm.*"] = keras.DTypePolicy("mixed_bfloat16")
+    for dtype in (policies, keras.dtype_policies.serialize(policies)):
+        with raises_parameter("dtype", "DTypePolicyMap"):
+            txl_tf.TransformerXLLM(**SMALL, mem_len=4, dtype=dtype)
+        with raises_parameter("dtype", "DTypePolicyMap"):
+            layers.EncoderLayer(8, 2, 8, dtype=dtype)
+    policy(policies)
     with raises_parameter("dtype", "DTypePolicyMap"):
-        txl_tf.TransformerXLLM(**SMALL, dtype=policies)
+        layers.PositionwiseFF(8, 8)
+    norm = layers.LayerNorm()
+    norm.build([2, 8])
+    assert norm.compute_dtype == "bfloat16"

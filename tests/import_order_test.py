@@ -20,6 +20,30 @@ print(json.dumps({{path: type(keras.saving.load_model(path)).__name__ for path i
 """
 
 
+STATE = """
+import logging, os, random, sys, warnings
+import keras, numpy, tensorflow as tf
+
+def state():
+    loggers = {name: logging.getLogger(name).level for name in ["", "absl", "tensorflow", "keras"]}
+    numbers = numpy.random.get_state()[1].tolist(), random.getstate(), tf.config.get_soft_device_placement()
+    return loggers, numbers, {**os.environ}, [*warnings.filters], warnings.showwarning, numpy.get_printoptions()
+
+before = state()
+import txl_tf
+assert state() == before
+keras.config.set_floatx("float64")
+assert [keras.layers.Layer().name, keras.layers.Layer().name] == ["layer", "layer_1"]
+dense = keras.layers.Dense(3)
+assert (dense.name, dense.compute_dtype, txl_tf.layers.LayerNorm().compute_dtype) == ("dense", "float64", "float64")
+"""
+
+
+@pytest.mark.ci
+def test_the_import_changes_nothing_in_keras_and_other_libraries():
+    subprocess.run([sys.executable, "-c", STATE], cwd=ROOT, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first, second", [("txl_tf", "keras"), ("keras", "txl_tf")])
 def test_every_kind_of_file_is_loaded_in_a_fresh_process(first, second, tmp_path):

@@ -200,6 +200,22 @@ def test_a_graph_of_unknown_sizes_gives_the_same(case):
         )
 
 
+@all_of(LAYERS, fast=("EncoderLayer", "TransformerXL", "BiLSTM"))
+def test_a_graph_without_ranks_gives_the_same_or_an_error_with_the_argument(case):
+    layer = case.make()
+    expected = made(case, layer)
+    inputs = keras.tree.map_structure(tf.constant, case.inputs)
+    specs = keras.tree.map_structure(lambda x: tf.TensorSpec(None, x.dtype), inputs)
+    graph = tf.function(lambda inputs: layer(**inputs, **case.more), input_signature=[specs], autograph=False)
+    try:
+        found = first(graph(inputs))
+    except ParameterError as error:
+        assert error.name in case.inputs and type(layer).__name__ in str(error)
+        assert case.name not in ("Embeddings", "TransformerXL", "Tener", "Flat", "BiLSTM")
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @all_of(MASKED)
 def test_wrong_masks_are_named(case):
     layer, mask = case.make(), mask_for(case)

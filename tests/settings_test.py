@@ -299,13 +299,24 @@ def test_a_session_goes_on_if_the_change_is_refused():
     np.testing.assert_array_equal(session.write(6, seed=1)[0], expected)
 
 
-@pytest.mark.parametrize("name", ["TransformerXLLM", "TransformerXL", "Transformer", "Tagger", "Flat"])
+@pytest.mark.parametrize("name", ["TransformerXLLM", "Transformer", "Tagger", "Flat", "EncoderLayer", "LayerNorm"])
 def test_the_dtype_policy_of_all_parts_is_that_of_the_constructor(name):
     model = MAKE[name]()
-    with pytest.raises(FixedAttributeError) as caught:
-        model.dtype_policy = "mixed_bfloat16"
-    assert (caught.value.name, model.compute_dtype) == ("dtype_policy", "float32")
-    model.dtype_policy = model.dtype_policy
+    for part in (model, *model._flatten_layers()):
+        with pytest.raises(FixedAttributeError) as caught:
+            part.dtype_policy = "mixed_bfloat16"
+        assert (caught.value.name, part.compute_dtype) == ("dtype_policy", "float32")
+        part.dtype_policy = part.dtype_policy
+
+
+def test_a_constructor_of_a_subclass_cannot_change_the_dtype_policy_either():
+    class Half(layers.PositionwiseFF):
+        def __init__(self):
+            super().__init__(8, 8)
+            self.dtype_policy = "mixed_bfloat16"
+
+    with raises_parameter("dtype_policy", "mixed_bfloat16"):
+        Half()
 
 
 def test_a_language_model_refuses_a_regularizer_of_its_output_that_fit_would_not_use():

@@ -923,6 +923,31 @@ def test_tags_of_another_length_have_a_name_once_lengths_are_unknown():
         assert mentions(str(caught.value), *facts) and "node" not in str(caught.value)
 
 
+@pytest.mark.ci
+def test_a_dataset_without_ranks_trains_as_its_arrays_do():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
+    tagger.compile("sgd")
+    batch = {"chars": ids(LENGTHS)}, random_tags()
+    dataset = tf.data.Dataset.from_generator(lambda: iter([batch]), output_types=({"chars": tf.int32}, tf.int32))
+    expected = tagger.evaluate(*batch, verbose=0)
+    np.testing.assert_allclose(tagger.evaluate(dataset, verbose=0), expected, rtol=1e-5)
+    np.testing.assert_allclose(tagger.fit(dataset, verbose=0).history["loss"], expected[0], rtol=1e-5)
+
+
+def test_fractions_are_no_ids_and_no_tags():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
+    chars, tags = ids(LENGTHS), random_tags()
+    expected = tagger.nll({"chars": chars}, tags)
+    np.testing.assert_array_equal(tagger.nll({"chars": chars.astype(np.float64)}, tags.astype(np.float32)), expected)
+    with raises_parameter("inputs['chars']", allowed="whole numbers"):
+        tagger({"chars": chars + 0.5})
+    with raises_parameter("tags", allowed="whole numbers"):
+        tagger.nll({"chars": chars}, tags + 0.5)
+    tagger.compile("sgd")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tags must be whole"):
+        tagger.evaluate({"chars": chars}, tags + 0.5, verbose=0)
+
+
 def test_numbers_may_be_the_mask_of_a_dictionary():
     tagger, inputs = make_tagger("keras, two inputs")
     numbers, tags = {**inputs, "mask": tf.cast(inputs["mask"], tf.int32)}, random_tags()

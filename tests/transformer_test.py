@@ -393,6 +393,17 @@ def test_a_wrong_length_in_a_dataset_of_unknown_lengths_has_a_name(max_len, case
             assert mentions(str(caught.value), *facts) and "node" not in str(caught.value)
 
 
+@pytest.mark.ci
+def test_a_dataset_without_ranks_trains_as_its_arrays_do():
+    model = make(num_layers=1)
+    model.compile("sgd")
+    batch = pairs()
+    dataset = tf.data.Dataset.from_generator(lambda: iter([batch]), output_types=(tf.int32, tf.int32))
+    expected = model.evaluate(*batch, verbose=0)
+    np.testing.assert_allclose(model.evaluate(dataset, verbose=0), expected, rtol=1e-5)
+    np.testing.assert_allclose(model.fit(dataset, verbose=0).history["loss"], expected[0], rtol=1e-5)
+
+
 def test_positions_beyond_the_table_have_a_name_in_a_graph():
     layer = txl_tf.layers.PositionalEncoding(d_model=4, max_len=3)
     call = tf.function(lambda x, first: layer(x, first=first), autograph=False, reduce_retracing=True)

@@ -35,7 +35,7 @@ from txl_tf.nn.parts import (
     registered_classes,
     why_not_cached,
 )
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, Settings, compiled_method
+from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import replica_tensors
 from txl_tf.training.memory_model import COMPILE_ARGUMENTS, MemoryModel
@@ -68,7 +68,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
     fixed_settings = {
-        **FIXED_DTYPE, **dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(COMPILE_ARGUMENTS, "give it to compile()"),
+        **dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(COMPILE_ARGUMENTS, "give it to compile()"),
         "activity_regularizer": "fit calls the parts of the model, such as lm.network, not the model",
     }  # fmt: skip
     copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}

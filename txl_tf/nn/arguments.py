@@ -117,15 +117,11 @@ def _storing(
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
         """The new constructor: checks and stores the arguments, then calls the constructor as it is written.
 
-        At the end of the outermost constructor, it calls `settle`, see `Settings`. It raises ParameterError for a dtype
-        with quantization, or for a map of dtypes for a model, and freezes the parts of a frozen layer.
+        At the end of the outermost constructor, it calls `settle`, see `Settings`. It checks the dtype, and freezes the
+        parts of a frozen layer.
         """
         args = tuple(map(as_int, args))
         kwargs = {name: as_int(value) for name, value in kwargs.items()}
-        is_map = isinstance(kwargs.get("dtype"), keras.dtype_policies.DTypePolicyMap)
-        if is_map and issubclass(type(self), keras.Model):
-            message = "dtype must be one policy for all parts of a model, got a DTypePolicyMap"
-            raise ParameterError("dtype", "DTypePolicyMap", "one policy for all parts of a model", message)
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
@@ -153,14 +149,29 @@ def _storing(
             del vars(self)["_made_by"]
             if hasattr(self, "settle"):
                 self.settle([bound.arguments[name] for name in names])
-        if getattr(self, "quantization_mode", None) is not None:
-            raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
+        if isinstance(self, keras.Layer):
+            _check_policy(self)
         if not getattr(self, "trainable", True):  # a file of a frozen layer; Keras does not pass it on to the parts
             for part in self._flatten_layers(include_self=False, recursive=False):
                 part.trainable = False
 
     vars(call).update(__signature__=signature, stored=names, group=group)
     return cast(Init, call)
+
+
+def _check_policy(layer: keras.Layer) -> None:
+    """Raises ParameterError if the dtype of a new layer is one with quantization, or a map for more than one layer.
+
+    A layer computes with tensors of its parts, so all of them must have one policy. A map without entries is one.
+    """
+    policy = layer.dtype_policy
+    if policy.quantization_mode is not None:
+        raise ParameterError("dtype", policy.name, "a policy without quantization")
+    is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+    has_entries = is_map and len(policy) > 0 and bool(layer._flatten_layers(include_self=False))
+    if has_entries or (is_map and isinstance(layer, keras.Model)):
+        allowed = "one policy for a layer or model and all its parts"
+        raise ParameterError("dtype", "DTypePolicyMap", allowed, f"dtype must be {allowed}, got a DTypePolicyMap")
 
 
 def check_known(cls: type, arguments: Mapping[str, Any], known: Iterable[str]) -> None:

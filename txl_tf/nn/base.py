@@ -20,6 +20,7 @@ from txl_tf.nn.frozen import freeze, with_frozen
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
 
+_KNOWN_RANK = "a tensor with a known number of dimensions"
 EMBEDDING_LIKE = "embedding_like"  # in the path of a weight, see `add_table`
 
 
@@ -43,15 +44,25 @@ class _Traced(keras.Operation):
             raise
 
 
+def _is_tensor(x: Any) -> bool:
+    """Whether a value is a tensor or a symbolic tensor of Keras."""
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
 def _shape_or_value(x: Any) -> Any:
     """The shape of a tensor or of a symbolic tensor of Keras. Another value is returned unchanged."""
-    return tuple(x.shape) if hasattr(x, "shape") and hasattr(x, "dtype") else x
+    return tuple(x.shape) if _is_tensor(x) else x
 
 
 def _has_shape(value: Any) -> bool:
     """Whether a value is a tensor or a symbolic tensor, or a structure that contains one."""
+    return any(map(_is_tensor, keras.tree.flatten(value)))
+
+
+def _has_unknown_rank(value: Any) -> bool:
+    """Whether a value is a tensor whose number of dimensions a graph does not know, or a structure with one."""
     leaves: list[Any] = keras.tree.flatten(value)
-    return any(_shape_or_value(x) is not x for x in leaves)
+    return any(_is_tensor(x) and tf.TensorShape(x.shape).rank is None for x in leaves)
 
 
 class OutputSpecs(MixedIntoLayer):
@@ -159,19 +170,25 @@ class CheckedCalls(MixedIntoLayer):
         UnknownArgumentError: the call has no such argument.
         CallError: a required argument is missing; there are too many; or an argument that is no tensor was given by
             position, which Keras does not allow.
+        ParameterError: the call failed, and the graph does not know the number of dimensions of an argument.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = memories_by_name(self, args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
-        except ParameterError:
-            raise
         except (TypeError, ValueError) as error:
+            # The same error of a part names an argument of that part.
+            if isinstance(error, ParameterError) and error.allowed != _KNOWN_RANK:
+                raise
             called = type(self).__name__
             signature = inspect.signature(self.call)
             given = bind_call(called, signature, args, kwargs)  # raises an error unless the call fits the signature
             names = list(signature.parameters)
+            unknown = [name for name, value in given.arguments.items() if _has_unknown_rank(value)]
+            if unknown:
+                message = f"{called}(): {unknown[0]} must be {_KNOWN_RANK}; tf.ensure_shape can set it"
+                raise ParameterError(unknown[0], given.arguments[unknown[0]], _KNOWN_RANK, message) from error
             options = [
                 name for name, x in zip(names, args, strict=False) if not _has_shape(x) and name in given.arguments
             ]

@@ -119,13 +119,16 @@ def check_layer(layer: int, n_layer: int) -> int:
     return layer % n_layer
 
 
-def as_ids(name: str, ids: Any) -> Any:
-    """Ids as int32. They may have any integer dtype, or be whole numbers in floats: Keras makes floats when it traces.
+def as_ids(name: str, ids: Any, rank: int | None = None) -> Any:
+    """Ids as int32. If `rank` is given and a graph does not know the rank of `ids`, it fails if they have another.
+
+    They may have any integer dtype, or be whole numbers in floats: Keras makes floats when it traces.
 
     An id outside the range of int32 becomes the nearest int32. No table has a row for it either.
 
     Raises:
-        ParameterError: they are not numbers, or the tensor is ragged or sparse.
+        ParameterError: they are not numbers, not whole, or the tensor is ragged or sparse. For fractions in a graph,
+            running the graph raises an InvalidArgumentError, but not under XLA.
     """
     values: Any = ids if hasattr(ids, "dtype") else as_array(name, ids, "integers")
     if isinstance(values, tf.RaggedTensor | tf.SparseTensor):
@@ -133,9 +136,24 @@ def as_ids(name: str, ids: Any) -> Any:
     is_array = isinstance(values, np.ndarray)
     if not (values.dtype.kind in "iuf" if is_array else _KINDS["number"](tf.as_dtype(values.dtype))):
         raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
+    if tf.as_dtype(values.dtype).is_floating:
+        values = _checked_whole(name, values)
     if tf.as_dtype(values.dtype) in (tf.int64, tf.uint32, tf.uint64):
         values = tf.clip_by_value(tf.cast(values, tf.int64), tf.int32.min, tf.int32.max)
-    return tf.cast(values, tf.int32)
+    ids = tf.cast(values, tf.int32)
+    return ids if rank is None or ids.shape.rank is not None else tf.ensure_shape(ids, [None] * rank)
+
+
+def _checked_whole(name: str, values: Any) -> Any:
+    """Floats, with a check that they are whole numbers, see `as_ids`."""
+    whole = tf.reduce_all(tf.equal(values, tf.floor(values)))
+    message = f"{name} must be whole numbers, got fractions"
+    if tf.executing_eagerly():
+        if not whole:
+            raise ParameterError(name, values, "whole numbers", f"{message} in {shown(values)}")
+        return values
+    with tf.control_dependencies([tf.debugging.Assert(whole, [message])]):
+        return tf.identity(values)
 
 
 def width_of(name: str, shape: Any) -> int:

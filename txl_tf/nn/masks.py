@@ -37,7 +37,8 @@ class _PassedOn(keras.Layer):
     """Base class of layers that compute nothing, but let Keras read or set the mask of a tensor."""
 
     def __init__(self) -> None:
-        super().__init__(autocast=False, name="mask")
+        # Without a dtype, Keras would fix the policy for all layers to come when this library is imported.
+        super().__init__(autocast=False, dtype="float32", name="mask")
         self.supports_masking = True
         self.built = True
 

@@ -12,12 +12,12 @@ from typing import Any
 import keras
 
 from txl_tf.errors import FixedAttributeError
-from txl_tf.nn.parts import as_list, build_like, in_constructor, owner_of, release, unlocked
+from txl_tf.nn.parts import as_list, build_like, in_constructor, keras_layer, owner_of, release, unlocked
 
 
 def _class_of_lists() -> Any:
     """The class of the lists that Keras makes of those in a layer's attributes."""
-    layer: Any = keras.layers.Layer()
+    layer: Any = keras_layer()
     layer.items = []
     return type(layer.items)
 

@@ -86,13 +86,22 @@ def _function_of(member: Any) -> Any:
     return member
 
 
+def keras_layer() -> keras.Layer:
+    """A plain layer of Keras, to look at when this library is imported.
+
+    It has a name and a dtype. Otherwise Keras would count it in the names of a user's layers, and would fix the policy
+    for all layers to come: `keras.config.set_floatx` would then have no effect.
+    """
+    return keras.layers.Layer(name="layer", dtype="float32")
+
+
 # Attributes that Keras sets, and that can change what a layer's call computes or which losses it adds.
 _WITH_EFFECT = {
     "call", "_dtype_policy", "autocast", "_convert_input_args", "_supports_masking", "activity_regularizer"
 }  # fmt: skip
 # The other attributes that Keras sets, links to the owner, sources of dropout keys, and graphs do not change the call.
 _OF_SETTINGS = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", "_changes"}
-_WITHOUT_EFFECT = {*_OF_SETTINGS, *vars(keras.layers.Layer())} - _WITH_EFFECT
+_WITHOUT_EFFECT = {*_OF_SETTINGS, *vars(keras_layer())} - _WITH_EFFECT
 
 
 def alike(x: Any, y: Any) -> bool:

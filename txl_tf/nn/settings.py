@@ -62,8 +62,6 @@ FREE_SEED = _check_seed
 
 # Advice for `fixed_settings`, see `Settings`.
 OF_CLASS = "set it on the class, before a layer of the class is made"
-# `fixed_settings` of models and networks: each of their parts has its own dtype policy.
-FIXED_DTYPE = {"dtype_policy": "give dtype to the constructor"}
 
 
 class Settings(MixedIntoLayer):
@@ -73,8 +71,8 @@ class Settings(MixedIntoLayer):
 
     Attributes:
         free_settings: `{name: check}` of the free settings that are not fields of a `Config`; a `Config` knows which of
-            its fields are free. A class with neither `free_settings` nor a `Config` has no settings: all its attributes
-            are ordinary ones.
+            its fields are free. A class with neither `free_settings` nor a `Config` has no settings except the
+            `fixed_settings` of its instances that are parts: its other attributes are ordinary ones.
         fixed_settings: `{name: what to do instead}` of settings that are fixed although they are free in the `Config`
             or in a base class, and of other attributes that cannot be set. By default, "make a new one".
         copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts. `part` may be an attribute with
@@ -84,7 +82,7 @@ class Settings(MixedIntoLayer):
     """
 
     free_settings: Mapping[str, Check] | None = None
-    fixed_settings: Mapping[str, str] = {}
+    fixed_settings: Mapping[str, str] = {"dtype_policy": "give dtype to the constructor"}  # each part has its own
     copied_settings: Mapping[str, tuple[str, ...]] = {}
     fixed_methods: Mapping[str, str] = {}
 
@@ -170,6 +168,7 @@ class Settings(MixedIntoLayer):
         for part in self._flatten_layers(include_self=False):
             if isinstance(part, Settings) and id(part) not in ids:
                 part.__dict__.setdefault("_owner", weakref.ref(self))
+                part.__dict__.setdefault("_settings", frozenset(_merged(type(part), "fixed_settings")))
         for name in stored_names(type(self)):
             fix_list(name, self.__dict__.get(name))
         self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_merged(type(self), "fixed_settings")])
@@ -238,8 +237,8 @@ def change(x: Any, name: str, value: Any) -> None:
         return
     is_free = owner is None and name in free_settings_of(x)
     # The constructor of a user's subclass, after the library's. It may use the name for something else: a value that is
-    # not valid for the setting is stored as an ordinary attribute.
-    if in_constructor(x):
+    # not valid for the setting is stored as an ordinary attribute. But the parts have the old dtype policy already.
+    if in_constructor(x) and name != "dtype_policy":
         try:
             value = x.check_setting(name, value) if is_free else value
         except ParameterError:

@@ -63,7 +63,7 @@ def checked_tags(tags: Tensor, mask: Tensor, n_tag: int) -> Tensor:
     If the tag of an element is not from 0 to `n_tag - 1`, it raises a ParameterError; in a graph, running the graph
     raises an InvalidArgumentError. Under XLA, nothing is checked.
     """
-    tags = tf.where(mask, as_ids("tags", tags), 0)
+    tags = tf.where(mask, as_ids("tags", tags, 2), 0)
     extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
     valid = (extremes[0] >= 0) & (extremes[1] < n_tag)
     message = (

@@ -34,7 +34,7 @@ from txl_tf.nn.checks import as_array, as_ids, check_tensors, checked_sizes
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
 from txl_tf.nn.ops import Linear
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_RATE, FREE_SEED, FREE_SWITCH
+from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
@@ -116,7 +116,6 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """
 
     free_settings = {"constraints": FREE_SWITCH, "output_dropout": FREE_RATE, "seed": FREE_SEED}
-    fixed_settings = FIXED_DTYPE
 
     @stored
     def __init__(
@@ -316,7 +315,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         the graph checks them when it runs.
         """
         emissions, mask = self.emissions(inputs, **options)
-        tags = as_ids("tags", tags)
+        tags = as_ids("tags", tags, 2)
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
         mask, tags = checked_sizes(inputs=(mask, "batch time"), tags=(tags, "batch time"))
         return emissions, mask, tags
@@ -440,7 +439,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _in_range(self, tags: Tensor) -> Tensor:
         """Clips `tags` to the ids of labels. Tags at padding may have any value; `CRF.nll` checks tags of elements."""
-        return tf.clip_by_value(as_ids("tags", tags), 0, len(self.labels) - 1)
+        return tf.clip_by_value(as_ids("tags", tags, 2), 0, len(self.labels) - 1)
 
     def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         self._warn_of_forbidden(x, y)
@@ -512,7 +511,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
-        nll, weight = self._nll_and_weight(y_pred, self._mask_of(x), as_ids("tags", y), sample_weight)
+        nll, weight = self._nll_and_weight(y_pred, self._mask_of(x), as_ids("tags", y, 2), sample_weight)
         return tf.math.divide_no_nan(nll, self.over_replicas(weight))
 
     def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:

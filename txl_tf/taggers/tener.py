@@ -24,7 +24,7 @@ from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED
+from txl_tf.nn.settings import FREE_SEED
 from txl_tf.taggers.tener_layers import TenerLayer
 
 
@@ -40,7 +40,6 @@ class SentenceNetwork(Layer):
     """
 
     free_settings = {"seed": FREE_SEED}
-    fixed_settings = FIXED_DTYPE
     input_dims = {"chars": "batch length", "bigrams": "batch length"}
     n_token: int
     n_bigram: int
@@ -117,7 +116,8 @@ class SentenceNetwork(Layer):
             got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else shown(inputs)
             allowed = f"a dictionary with {', '.join(names)}"
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
-        ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}
+        ranks = {name: len(self.input_dims[name].split()) for name in names}
+        ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name], ranks[name]) for name in names}
         if tf.executing_eagerly():
             rows = {"chars": self.n_token, "lattice": self.n_token, "bigrams": self.n_bigram}
             for name in rows.keys() & ids_of.keys():

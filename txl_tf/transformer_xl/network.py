@@ -28,7 +28,7 @@ from txl_tf.nn.ops import for_many_weights
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_overridden, registered_classes
 from txl_tf.nn.position_schemes import Learned, Relative, checked_scheme
 from txl_tf.nn.quantization import Unquantized
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, FREE_SWITCH, OF_CLASS
+from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.transformer_xl.absolute_layer import TransformerLMLayer
 from txl_tf.transformer_xl.apply_layers import apply_layers
 from txl_tf.transformer_xl.attention import create_mask
@@ -206,7 +206,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
     r_r_bias: Any = None  # the same
     pos_table: Any = None  # only with learned positions
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
-    fixed_settings = {**FIXED_DTYPE, "layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
+    fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
     copied_settings = {
         name: (f"decoder_layers.{name}",) for name in ("dropout", "dropatt", "layer_norm_epsilon")
     }  # fmt: skip
@@ -391,7 +391,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             message = f"inputs_embeds must be given in place of tokens, got {got}"
             raise ParameterError("inputs_embeds", inputs_embeds, "given in place of tokens", message)
         if inputs_embeds is None:
-            tokens = as_ids("tokens", tokens)
+            tokens = as_ids("tokens", tokens, 2)
             check_tensors({}, tokens=(tokens, "int batch tgt_len"))
             return tokens
         if self.reset_token is not None and done is None:

@@ -33,7 +33,7 @@ from txl_tf.nn.checks import as_ids, check_tensors, checked_length, checked_size
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
-from txl_tf.nn.settings import FIXED_DTYPE, FREE_SEED, compiled_method
+from txl_tf.nn.settings import FREE_SEED, compiled_method
 from txl_tf.training.resumable import Mean, Resumable
 from txl_tf.training.weighting import checked_weights, weights_of_labels
 from txl_tf.vanilla import generation
@@ -212,7 +212,6 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """
 
     free_settings = {"seed": FREE_SEED}
-    fixed_settings = FIXED_DTYPE
     copied_settings = {
         "rate": tuple(f"{side}.{part}.rate" for side in ("encoder", "decoder") for part in ("pos_encoding", "stacked")),
         "dropatt": ("encoder.stacked.dropatt", "decoder.stacked.dropatt"),
@@ -340,7 +339,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else shown(inputs)
             allowed = "(source, target), int [batch, any] each"
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
-        source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
+        source, target = (as_ids(f"inputs[{i}]", ids, 2) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
         return source, target
 
@@ -418,7 +417,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         whose input and labels are not one text, do not change.
         """
         x, y, sample_weight = self.unpacked(data)
-        y = as_ids("y", y)
+        y = as_ids("y", y, 2)
         if isinstance(x, (tuple, list)):
             source, target = self.checked(x)
             self.check_shapes((source, target), y)
