@@ -8,32 +8,28 @@ layers that their constructor does not build, so compiled models also store it w
 from typing import Any
 
 
-def frozen_in(layer: Any) -> dict[str, Any]:
-    """What is frozen in a layer.
-
-    Returns:
-        `"parts"`: the indices of the frozen layers, among the layer itself and all of its parts; `"trainable_weights"`:
-        for each weight, whether it is trainable.
-    """
+def frozen_in(layer: Any) -> dict[str, list[bool]]:
+    """Whether each of a layer's `"parts"` (the layer itself, its parts and theirs) and `"weights"` is trainable."""
     return {
-        "parts": [i for i, part in enumerate(layer._flatten_layers()) if not part.trainable],
-        "trainable_weights": [weight.trainable for weight in layer.weights],
+        "parts": [part.trainable for part in layer._flatten_layers()],
+        "weights": [weight.trainable for weight in layer.weights],
     }
 
 
 def freeze(layer: Any, frozen: Any) -> None:
     """Freezes what was `frozen_in` another layer with the same parts. `None` changes nothing.
 
-    Before a layer is built, only its parts can be frozen; their weights follow.
+    Before a layer is built, it may have fewer weights: then only parts are frozen, and their weights follow. It may
+    have fewer parts, too, if it is tied to an embedding that it does not know yet.
     """
-    frozen = {"parts": frozen} if isinstance(frozen, list) else frozen or {}  # a list in files of older versions
     parts = list(layer._flatten_layers())
-    for i in frozen.get("parts", ()):
-        parts[i].trainable = False
-    trainable = frozen.get("trainable_weights", ())
-    if len(trainable) == len(layer.weights):
-        for weight, value in zip(layer.weights, trainable, strict=True):
-            weight.trainable = value
+    if isinstance(frozen, list):  # indices of frozen parts, in files of older versions
+        frozen = {"parts": [i not in frozen for i in range(len(parts))]}
+    for name, values in (("parts", parts), ("weights", layer.weights)):  # a part changes its own parts and weights
+        trainable = (frozen or {}).get(name, ())
+        if len(trainable) == len(values):
+            for value, is_trainable in zip(values, trainable, strict=True):
+                value.trainable = is_trainable
 
 
 def with_frozen(config: dict[str, Any] | None, layer: Any) -> dict[str, Any] | None:
