@@ -119,9 +119,10 @@ class SentenceNetwork(Layer):
         ranks = {name: len(self.input_dims[name].split()) for name in names}
         ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name], ranks[name]) for name in names}
         if tf.executing_eagerly():
-            rows = {"chars": self.n_token, "lattice": self.n_token, "bigrams": self.n_bigram}
-            for name in rows.keys() & ids_of.keys():
-                check_ids(f"inputs[{name!r}]", np.asarray(ids_of[name]), rows[name])
+            n_rows = {"chars": self.n_token, "lattice": self.n_token, "bigrams": self.n_bigram}
+            for name, ids in ids_of.items():
+                if n_rows.get(name):  # without a table, FLAT only needs the shape of the bigrams
+                    check_ids(f"inputs[{name!r}]", np.asarray(ids), n_rows[name])
         named = {f"inputs[{name!r}]": (ids, self.input_dims[name]) for name, ids in ids_of.items()}
         check_tensors({}, **{name: (ids, f"int {dims}") for name, (ids, dims) in named.items()})
         return dict(zip(names, checked_sizes(**named), strict=True))
