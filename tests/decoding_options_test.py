@@ -143,6 +143,14 @@ def test_a_processor_decides_what_may_follow(options):
     assert (plain[:, 1:] == plain[:, :-1]).any()
 
 
+@pytest.mark.parametrize("options", [{"seed": 1}, {"beam_size": 2}], ids=str)
+def test_a_processor_of_a_float64_model(options):
+    lm, prompt = make(dtype="float64"), words(1, 2)
+    with eagerly_in_generation():
+        text = lm.generate(prompt, 2, logits_processor=lambda tokens, log_probs: log_probs, **options)
+        np.testing.assert_array_equal(text, lm.generate(prompt, 2, **options))
+
+
 def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs():
     lm, prompt, seen = make(), words(2, 4), []
 

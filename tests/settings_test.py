@@ -307,6 +307,7 @@ def test_the_dtype_policy_of_all_parts_is_that_of_the_constructor(name):
             part.dtype_policy = "mixed_bfloat16"
         assert (caught.value.name, part.compute_dtype) == ("dtype_policy", "float32")
         part.dtype_policy = part.dtype_policy
+        part.dtype_policy = "float32"  # the same
 
 
 def test_a_constructor_of_a_subclass_cannot_change_the_dtype_policy_either():

@@ -214,7 +214,8 @@ def search_tokens(
         log_probs = lm.log_probs_of(hidden[:, None])[:, 0]
         if logits_processor is not None:
             log_probs, is_wrong = processed(logits_processor, left_prompts, so_far[:, :i], log_probs)
-            log_probs = tf.where(is_wrong[:, None], NO_CHANCE, tf.maximum(log_probs, NO_CHANCE))
+            no_chance = tf.constant(NO_CHANCE, log_probs.dtype)
+            log_probs = tf.where(is_wrong[:, None], no_chance, tf.maximum(log_probs, no_chance))
         return log_probs, (hidden, state, left_prompts, so_far)
 
     def select(carried: Any, rows: Tensor) -> Any:

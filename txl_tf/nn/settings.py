@@ -248,7 +248,7 @@ def change(x: Any, name: str, value: Any) -> None:
             return
     elif is_free:
         value = x.check_setting(name, value)
-    if _same(value, current):
+    if _same(keras.dtype_policies.get(value) if name == "dtype_policy" else value, current):
         return
     if not is_free:
         raise _fixed_error(x, name, value, current, owner)
