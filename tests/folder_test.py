@@ -232,7 +232,7 @@ def test_an_error_removes_a_new_folder_if_it_is_empty(run_dir):
 def test_nothing_is_written_over_a_part_of_a_run(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.json").write_text("{}")
+    (run / "config.json").write_text('{"data": {}, "model": {}}')
     (tmp_path / "link").symlink_to(run)
     own = ["", "config.json", "vocab.txt", "target_vocab.model", "ckpt-20", "ckpt-7.index", "best", "best/best.json"]
     for path in (*(str(run / name) for name in own), str(tmp_path / "link"), f"{tmp_path}/link/log.csv"):
@@ -249,6 +249,10 @@ def test_nothing_is_written_over_a_part_of_a_run(tmp_path):
         check_new_folder(str(run / "ckpt-20"))
     for path in (None, "", run / "answers.txt", run / "best/1.txt", run / "served", tmp_path / "config.json"):
         check_spares_runs("output", path and str(path))
+    for other in ('{"name": "another program\'s"}', "[1]", "no JSON", ""):
+        (tmp_path / "config.json").write_text(other)
+        for name in ("", "config.json", "train", "vocab.txt"):
+            check_spares_runs("output", str(tmp_path / name))
 
 
 def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):

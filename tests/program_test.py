@@ -584,3 +584,25 @@ def test_flags_of_a_pipe_of_the_shell_are_read(own_flags):
     command_line.parse(["some.py", f"--flagfile=/dev/fd/{reader}"])
     os.close(reader)
     assert flags.FLAGS.n_layer == 3
+
+
+def test_flags_of_files_and_of_the_run_are_not_newly_given(tmp_path, monkeypatch):
+    (tmp_path / "all.cfg").write_text("--init_std=0.5\n--init_range=0.25\n")
+    command = [
+        "train.py",
+        "--model_dir=x",
+        f"--flagfile={tmp_path / 'all.cfg'}",
+        "--init_range=0.3",
+        "--proj_init_std=0.125",
+    ]
+    names = ["init", "init_std", "init_range", "proj_init_std"]
+    for argv, recorded, expected in (
+        (command, {}, ["init_range", "proj_init_std"]),
+        (command, {"proj_init_std": 0.125}, ["init_range"]),
+        (["train.py", "--model_dir=x", "--init_std=0.5", "--init=normal"], {}, ["init_std"]),  # normal is the default
+        (["train.py", "--model_dir=x", "--init_std=0.5"], {"init_std": 0.5}, []),
+    ):
+        for opened in open_program("train.py"):
+            monkeypatch.setattr(sys, "argv", argv)
+            opened.FLAGS(argv)
+            assert opened.newly_given(names, recorded) == expected

@@ -9,14 +9,14 @@ import locale
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from absl import flags
 
 from txl_config.environment import is_pipe
 from txl_config.errors import shortened, visible
-from txl_programs.flag_values import FLAGS, given
+from txl_programs.flag_values import FLAGS, changed, given
 from txl_programs.printing import on_one_line, program_name
 
 # Flags that name a file, a folder or an address: `refuse_empty` refuses "" as a name. Hyper-parameters are left out,
@@ -179,6 +179,19 @@ def outside_flag_files(names: Sequence[str]) -> list[str]:
         return list(names)
     words = {word.lstrip("-").partition("=")[0] for word in sys.argv[1:] if word.startswith("-")}
     return [name for name in names if words & {name, f"no{name}"}]
+
+
+def newly_given(names: Iterable[str], recorded: Mapping[str, Any]) -> list[str]:
+    """Returns those of the `names` that the command line itself sets, to other values than the defaults and the run's.
+
+    A flag file may have flags for several commands, and a run resumes with the flags with which it began.
+
+    Args:
+        names: names of flags.
+        recorded: the values in the `config.json` of the run.
+    """
+    new = [name for name in changed(names) if FLAGS[name].value != recorded.get(name, FLAGS[name].default)]
+    return outside_flag_files(new)
 
 
 def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:

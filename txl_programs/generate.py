@@ -48,6 +48,7 @@ from typing import Any
 from absl import flags
 
 from txl_config import ClusterConfig, SamplingConfig
+from txl_programs.command_line import newly_given
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -405,7 +406,7 @@ def check_flags():
     """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
     limits = ["top_k", "top_p", "min_p"]
-    draws = ["seed", *changed(["num_return_sequences"])]  # 1, the default, is always allowed
+    draws = newly_given(["seed", "num_return_sequences"], {})
     whole_text_flags = changed(["beam_size"]) + given(["regex", "json_schema", "suppress_tokens"])
     search = FLAGS.beam_size > 1
     draws_nothing = f"is for sampling, and a beam search (--beam_size={FLAGS.beam_size}) draws nothing"

@@ -50,7 +50,7 @@ from txl_config.presets import (
     steps_for,
 )
 from txl_programs.choosing import batch_divisor, chosen_preset, given_steps, is_on_tpu, log_choice
-from txl_programs.command_line import outside_flag_files
+from txl_programs.command_line import newly_given, outside_flag_files
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -362,9 +362,7 @@ def train(folder):
     model = config_of(group, model_defaults(group, settings["model"]), leave_out=FROM_TEXT)
     check_model_flags(group, getattr(model, "positions", "relative"))
     if FLAGS.init_from and not training.extend_vocab:  # extend_vocab adds new rows
-        new = [
-            name for name in changed(INITIAL) if FLAGS[name].value != settings["model"].get(name, FLAGS[name].default)
-        ]
+        new = newly_given(INITIAL, settings["model"])
         check_used((new, False, f"has no effect with --init_from={FLAGS.init_from}: all weights are loaded"))
     if isinstance(model, DecoderConfig):
         check_used(
@@ -373,8 +371,7 @@ def train(folder):
             (changed(["init_std", "proj_init_std"]), model.init == "normal", "is for --init=normal"),
         )
     final = config_of(EvaluationConfig, settings["training"])
-    # The run, or a flag file, may have a split for its --do_eval.
-    if not final.do_eval and not outside_flag_files(given(["eval_split"])):
+    if not final.do_eval and not newly_given(["eval_split"], settings["training"]):
         final = dataclasses.replace(final, eval_split=EvaluationConfig.eval_split)
     train_run(
         folder,

@@ -36,6 +36,7 @@ from txl_config import (
     TenerTaggerConfig,
     TrainingClusterConfig,
 )
+from txl_programs.command_line import newly_given
 from txl_programs.flag_values import FLAGS, changed, check_used, config_of, define_flags, optimizer_config
 from txl_programs.opening import origin_of, settings_to_resume
 from txl_programs.program import run_training
@@ -77,15 +78,20 @@ def main():
     data = config_of(TaggedConfig, settings["data"])
     training = config_of(TaggerTrainingConfig, settings["training"])
     config = config_of(model, settings["model"])
+    recorded = {**settings["model"], **settings["training"]}
     check_used(
         (changed(["n_sentences"]), data.dataset == "towns", "is for --dataset=towns"),
-        (changed(["d_bigram"]), data.bigrams, "is for bigrams, but the network gets none"),
+        (newly_given(["d_bigram"], recorded), data.bigrams, "is for bigrams, but the network gets none"),
         (
-            changed(["key_position_term"]),
+            newly_given(["key_position_term"], recorded),
             getattr(config, "attn_type", "adatrans") == "adatrans",
             "is for --attn_type=adatrans",
         ),
-        (changed(["constraints"]), data.tag_scheme != "none", "is for tags of entities, not for --tag_scheme=none"),
+        (
+            newly_given(["constraints"], recorded),
+            data.tag_scheme != "none",
+            "is for tags of entities, not for --tag_scheme=none",
+        ),
     )
     train_run(
         FLAGS.model_dir,

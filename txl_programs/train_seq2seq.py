@@ -19,6 +19,7 @@ txl-average-checkpoints.
   cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
 """
 
+import dataclasses
 from typing import Any
 
 from absl import flags
@@ -40,6 +41,7 @@ from txl_config.presets import (
     pair_weights,
 )
 from txl_programs.choosing import chosen_preset, given_steps, log_choice
+from txl_programs.command_line import newly_given
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -180,11 +182,13 @@ def main():
         ),
     )
     training = config_of(PairsTrainingConfig, settings["training"])
+    new = newly_given(SearchConfig.names(), settings["training"])
+    one_best = [name for name in new if name == "n_best"]
     check_used(
-        (changed(["n_best"]), False, "is for txl-translate: a training counts only the best translation of a source"),
-        (changed(SearchConfig.names()), training.eval_sources, "is for translations, and --eval_sources=0 makes none"),
+        (one_best, False, "is for txl-translate: a training counts only the best translation of a source"),
+        (new, training.eval_sources, "is for translations, and --eval_sources=0 makes none"),
     )
-    search = config_of(SearchConfig, {**settings["training"], "n_best": 1})
+    search = dataclasses.replace(config_of(SearchConfig, settings["training"]), n_best=1)
     check_used((changed(["length_penalty"]), search.beam_size > 1, "is for a beam search: give --beam_size, too"))
     train_run(
         FLAGS.model_dir,

@@ -13,6 +13,7 @@ tracker.json             id of the run in a tracker, if there is one
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -142,9 +143,17 @@ def _run_around(path: str, model_dir: str | os.PathLike | None = None) -> str | 
 
 
 def _has_config(folder: str) -> bool:
-    """Whether a folder contains a `config.json`, as the folders of runs do."""
+    """Whether a folder contains the `config.json` of a run. Other programs have files of this name, too."""
+    path = os.path.join(folder, "config.json")
     with naming_write_errors(folder):
-        return tf.io.gfile.exists(os.path.join(folder, "config.json"))
+        if not tf.io.gfile.exists(path):
+            return False
+        try:
+            with tf.io.gfile.GFile(path) as file:
+                values = json.loads(file.read())
+        except ValueError:  # no JSON
+            return False
+    return isinstance(values, dict) and {"data", "model"} <= values.keys()
 
 
 class RunFolder(CheckpointFolder):
