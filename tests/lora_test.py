@@ -14,6 +14,8 @@ from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import MisfitError
 
+pytestmark = pytest.mark.ci
+
 SLOW = pytest.mark.slow
 LORA = {"lora_rank": 2, "lora_alpha": 6.0}
 
@@ -116,7 +118,6 @@ def randomise_weight(weight):
     weight.assign(np.random.default_rng(1).normal(0, 0.4, weight.shape))
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "setting", ["eager", *(pytest.param(name, marks=SLOW) for name in ("jit_compile", "recompute", "reloaded"))]
 )

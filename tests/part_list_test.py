@@ -10,6 +10,8 @@ import txl_tf
 from txl_tf.errors import FixedAttributeError
 from txl_tf.layers import EncoderLayer, TransformerXLLayer
 
+pytestmark = pytest.mark.ci
+
 SIZES = {**SMALL, "mem_len": 4}
 IDS = np.arange(6)[None]
 

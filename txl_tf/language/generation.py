@@ -226,18 +226,30 @@ def search_tokens(
     limits = tf.fill([batch], room)
     ids, scores = search(decode, select, first, start, end, room, beam_size, length_penalty, limits)
     if logits_processor is not None:
-        # The scores of texts that have not ended are divided by the penalty of their length, also those of impossible
-        # ones. Those of impossible texts that have ended are not.
-        has_ended = tf.reduce_any(ids[:, 0] == stop_token, 1)
-        penalty = ((5.0 + tf.cast(room, scores.dtype)) / 6.0) ** length_penalty
-        totals = tf.where(has_ended, scores[:, 0], scores[:, 0] * penalty)
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(totals > NO_CHANCE / 2), [_NO_TOKEN])]):
-            ids = tf.identity(ids)
+        ids = _checked_possible(ids, scores, stop_token, length_penalty)
     ids = tf.reshape(ids[:, :number], [-1, room])
     prompt, lengths = repeated((prompt, lengths), number)
     has_ended = tf.cumsum(tf.cast(ids == stop_token, tf.int32), 1, exclusive=True) > 0
     new_lengths = tf.reduce_sum(tf.cast(~has_ended, tf.int32), 1)
     return joined(prompt, lengths, ids, new_lengths, tf.zeros_like(new_lengths), stop_token)
+
+
+def _checked_possible(ids: Tensor, scores: Tensor, stop_token: Tensor, length_penalty: Tensor) -> Tensor:
+    """`ids`, the texts that a beam search has found, after a check that the best one of each prompt is possible.
+
+    `search` divides the scores of texts by the penalty of their length, but not those of impossible texts that have
+    ended. The check needs the log-probabilities before the division.
+
+    Args:
+        ids: int32 `[B, beams, room]`, the best text first.
+        scores: float `[B, beams]`.
+        stop_token, length_penalty: see `generate`.
+    """
+    has_ended = tf.reduce_any(ids[:, 0] == stop_token, 1)
+    penalty = ((5.0 + tf.cast(shape_of(ids)[2], scores.dtype)) / 6.0) ** length_penalty
+    log_probs = tf.where(has_ended, scores[:, 0], scores[:, 0] * penalty)
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(log_probs > NO_CHANCE / 2), [_NO_TOKEN])]):
+        return tf.identity(ids)
 
 
 def marked_left(prompt: Tensor, lengths: Tensor) -> Any:
