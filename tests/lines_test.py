@@ -67,7 +67,7 @@ def test_an_answer_comes_at_a_pause_and_no_line_is_read_before_it_is_needed():
     assert list(found) == [6, 8]
 
 
-@pytest.mark.parametrize("given", ["abc", {"a", "b"}], ids=str)
+@pytest.mark.parametrize("given", ["abc", {"a", "b"}], ids=["text", "set"])
 def test_one_line_is_not_taken_for_many_nor_a_set_for_a_list(given):
     with raises_parameter("lines", given):
         next(in_blocks(given))
