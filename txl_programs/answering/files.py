@@ -158,10 +158,11 @@ def _named_files():
         if absolute(path).startswith(output) or same_path(path, f"{output}{name}"):
             message = f"--output must not contain a file of --input, got {FLAGS.output}, which contains {path}"
             raise ParameterError("output", FLAGS.output, "a folder without files of --input", message)
-    check_not_read(*(f"{output}{name}" for name in names))
-    for path in (FLAGS.output, *(f"{output}{name}" for name in names)):
+    outputs = [f"{output}{name}" for name in names]
+    check_not_read(*outputs)
+    for path in (FLAGS.output, *outputs):
         check_spares_runs("output", path)
-    if around := folder_around([output, *(f"{output}{name}" for name in names)], FLAGS.input):
+    if around := folder_around([output, *outputs], FLAGS.input):
         message = f"--output must be outside of {around}, all files of which --input names, got {FLAGS.output}"
         raise ParameterError("output", FLAGS.output, f"a folder outside of {around}", message)
     return files

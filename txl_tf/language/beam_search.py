@@ -25,6 +25,11 @@ def check_length_penalty(length_penalty: Any, searches: bool) -> None:
         raise ParameterError("length_penalty", length_penalty, "left out without a beam search")
 
 
+def penalty_of(length: Any, length_penalty: Tensor) -> Any:
+    """The number that divides the log-probability of a text of `length` tokens (Wu et al. 2016)."""
+    return ((5.0 + tf.cast(length, length_penalty.dtype)) / 6.0) ** length_penalty
+
+
 def search(
     decode: Callable[..., Any], select: Callable[..., Any], caches: Any, start: Any, end: Any, max_new_tokens: Any,
     beam_size: int, length_penalty: Tensor, limits: Tensor,
@@ -60,10 +65,6 @@ def search(
     first_rows = tf.range(batch)[:, None] * beam_size
     columns = tf.range(max_new_tokens)
 
-    def penalty(length):
-        """The divisor of the log-probabilities of texts with `length` tokens (Wu et al. 2016)."""
-        return ((5.0 + tf.cast(length, dtype)) / 6.0) ** length_penalty
-
     def body(i, last, alive, totals, finished, scores, caches):
         """One step.
 
@@ -82,7 +83,8 @@ def search(
         if end is not None:
             ended = tf.where(is_new, end, alive)
             # The score of an impossible text stays `none`: a division would bring it closer to 0.
-            ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty(i + 1), none)
+            penalty = penalty_of(i + 1, length_penalty)
+            ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty, none)
             scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), beam_size)
             finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
             sums = tf.where(tf.range(n_token) == end, none, sums)  # a hypothesis that is followed further has not ended
@@ -97,7 +99,8 @@ def search(
 
     def more(i, last, alive, totals, finished, scores, caches):
         """Whether a hypothesis of a row can still get a better score than the worst of its finished texts."""
-        best = totals[:, 0] / penalty(limits)  # log-probabilities can only fall, and penalties only grow
+        # Log-probabilities can only fall, and penalties only grow.
+        best = totals[:, 0] / penalty_of(limits, length_penalty)
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
     empty = tf.zeros([batch, beam_size, max_new_tokens], tf.int32)
@@ -106,6 +109,6 @@ def search(
     state = (0, tf.fill([batch, beam_size], start), empty, totals, empty, tf.fill([batch, beam_size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
     # If the search of a row stopped before its limit, all its finished texts are at least as good as the others.
-    unended = totals / penalty(tf.minimum(i, limits))[:, None]
+    unended = totals / penalty_of(tf.minimum(i, limits), length_penalty)[:, None]
     scores, best = tf.math.top_k(tf.concat([scores, unended], 1), beam_size)
     return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

@@ -26,7 +26,7 @@ from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import next_power_of_two
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, search
+from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, penalty_of, search
 from txl_tf.language.loop import Written, with_column, write_tokens
 from txl_tf.language.sampling import (
     SAMPLING,
@@ -85,7 +85,8 @@ def next_token(
         text: the state before the token. Do not use its `state` afterwards: it may be overwritten.
         uniform: float64 `[B, 2]`, from `uniform_draws`.
         sampling: `Sampling`.
-        process: function of the log-probabilities of all words, `[B, N]`, that returns others; or `None`.
+        process: function of the log-probabilities of all words, `[B, N]`, that returns those to draw from; `None` for
+            the model's own.
 
     Returns:
         `(token, text)`: int32 `[B]`, and the `TextState` after it.
@@ -159,8 +160,8 @@ def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) ->
         log_probs: float `[B, N]`.
 
     Returns:
-        `(log_probs, is_wrong)`: float `[B, N]`, and bool `[B]`, true for rows with scores that are all -inf, NaN or
-        +inf. All these make NaN.
+        `(log_probs, is_wrong)`: float `[B, N]`, and bool `[B]`, true for a row whose scores are all -inf, or of which
+        one is NaN or +inf. Its log-softmax is NaN.
 
     Raises:
         ParameterError: the scores have another shape than the log-probabilities, or are no floats.
@@ -246,8 +247,7 @@ def _checked_possible(ids: Tensor, scores: Tensor, stop_token: Tensor, length_pe
         stop_token, length_penalty: see `generate`.
     """
     has_ended = tf.reduce_any(ids[:, 0] == stop_token, 1)
-    penalty = ((5.0 + tf.cast(shape_of(ids)[2], scores.dtype)) / 6.0) ** length_penalty
-    log_probs = tf.where(has_ended, scores[:, 0], scores[:, 0] * penalty)
+    log_probs = tf.where(has_ended, scores[:, 0], scores[:, 0] * penalty_of(shape_of(ids)[2], length_penalty))
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(log_probs > NO_CHANCE / 2), [_NO_TOKEN])]):
         return tf.identity(ids)
 

@@ -75,10 +75,10 @@ class FixedList(KerasList):
         raise FixedAttributeError(self.name, "another list", list(self), message)
 
 
-for _method in ("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"):
-    setattr(PartList, _method, _guarded(_method))
-    setattr(FixedList, _method, FixedList._refuse)
-for _method in ("__setitem__", "__delitem__", "__iadd__", "__imul__"):
+for _method in (
+    "append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse",
+    "__setitem__", "__delitem__", "__iadd__", "__imul__",
+):  # fmt: skip
     setattr(PartList, _method, _guarded(_method))
     setattr(FixedList, _method, FixedList._refuse)
 

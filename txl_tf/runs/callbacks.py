@@ -516,8 +516,8 @@ class StepCSVLogger(Callback):
     """Appends a line to `log.csv` for each interval, in the form of `keras.callbacks.CSVLogger`.
 
     The columns are those of the header of an existing file. In a new file, they are "epoch", the names in the first
-    logs, and `val_loss` and the other metrics of validations. If later logs have other names, such as those of a
-    callback of the user's own, the file gets more columns. A column without a value has "NA".
+    logs, and `val_loss` and the other metrics of validations. If later logs have other names, such as that of a
+    metric of the user's own, the file gets more columns. A column without a value has "NA".
 
     Args:
         filename: path of the file.
