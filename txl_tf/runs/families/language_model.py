@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 import sys
 from typing import Any
 
@@ -48,6 +47,7 @@ from txl_tf.runs.setup import (
     name_of,
     open_corpus,
     reset_token_of,
+    token_nll_of_worker,
     warn_of_one_cluster,
     without_symbol_choice,
 )
@@ -302,9 +302,7 @@ class LanguageModelRun(Run):
     def finish(self) -> dict[str, float]:
         """Evaluates the trained model, and logs a sample if `sample_tokens` is set. Returns `{split: mean nll}`."""
         lm = self.model
-        chief = self.checkpoints.write
-        # All workers must evaluate in the same way, but only the chief writes the file.
-        token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
+        token_nll = token_nll_of_worker(self.final.token_nll, self.strategy)
         # The file `token_nll` is for the last split, the one of `eval_split`.
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
@@ -313,7 +311,7 @@ class LanguageModelRun(Run):
         if self.final.sliding_window:
             by_segments = lm.evaluate(self.validation(), verbose=0, return_dict=True)
         self.record_validation(by_segments)
-        if self.training.sample_tokens and chief:
+        if self.training.sample_tokens and self.checkpoints.write:
             self.sample()
         return {split: measured["loss"] for split, measured in results.items()}
 
