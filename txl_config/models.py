@@ -60,6 +60,12 @@ GATED_ACTIVATIONS = ("swiglu",)  # with two kernels before the activation instea
 NORMS = ("layer", "rms")
 FUSIONS = ("ff", "ff_two")
 RESIDUALS = ("input", "own")
+INITIAL = ("init", "init_std", "proj_init_std", "init_range")  # hyper-parameters that decide the initial weights
+# Hyper-parameters of all models that only training uses.
+TRAINING_ONLY = (
+    *INITIAL, "dropout", "dropatt", "dropact", "rate", "embed_dropout", "token_dropout", "output_dropout",
+    "label_smoothing", "z_loss",
+)  # fmt: skip
 
 
 @group

@@ -38,7 +38,7 @@ from txl_config import (
 )
 from txl_config.data import INFO_FILE
 from txl_config.errors import ParameterError
-from txl_config.models import REFUSED
+from txl_config.models import INITIAL, REFUSED, TRAINING_ONLY
 from txl_config.presets import (
     BYTES,
     PRESETS,
@@ -69,9 +69,6 @@ from txl_programs.program import run_training
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
-INITIAL = ("init", "init_std", "proj_init_std", "init_range")  # hyper-parameters that decide the initial weights
-# Hyper-parameters of the model that only training uses.
-TRAINING_ONLY = ("dropout", "dropatt", *INITIAL, "label_smoothing", "z_loss")
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string(
