@@ -23,6 +23,7 @@ from helpers import (
     eagerly,
     log_rows,
     mentions,
+    program,
     raises_naming,
     raises_parameter,
     randomise,
@@ -45,6 +46,8 @@ from segments import (
 
 import txl_tf
 from txl_config import SCHEMES as SCHEMES_BY_NAME
+from txl_config.models import REFUSED
+from txl_tf.config import ModelConfig
 from txl_tf.language.session import Session
 from txl_tf.language.window import window_start
 from txl_tf.layers import MultiHeadAttn, Positions, register_positions
@@ -916,10 +919,12 @@ def test_names_and_classes_of_own_schemes_are_checked():
 @pytest.fixture
 def registered():
     """Registers classes for a test."""
-    before = dict(SCHEMES_BY_NAME)
+    tables = (SCHEMES_BY_NAME, REFUSED)
+    before = [dict(table) for table in tables]
     yield lambda name, cls: register_positions(name)(cls)
-    SCHEMES_BY_NAME.clear()
-    SCHEMES_BY_NAME.update(before)
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
 
 
 def grown(x, numbers):
@@ -1001,6 +1006,21 @@ def test_an_own_scheme_takes_40_lines_at_most():
 
 
 # ---------------------------------------- runs and programs
+
+
+def test_train_py_leaves_out_what_the_scheme_refuses_whether_or_not_its_class_is_known(registered, monkeypatch):
+    registered("of_rings", type("OfRings", (Positions,), {"refused": {"mem_len": "has no effect"}}))
+    assert {name: SCHEMES_BY_NAME[name].refused for name in REFUSED} == REFUSED
+    values = {"clamp_len": 3, "context_len": 9, "mem_len": 4, "n_layer": 2}
+    for tool in program("train.py"):
+        for positions in REFUSED:
+            tool.FLAGS(["train.py", "--model_dir=run", f"--positions={positions}"])
+            known = tool.model_defaults(ModelConfig, values)
+            with monkeypatch.context() as patch:
+                patch.setitem(SCHEMES_BY_NAME, positions, None)  # as before the library is imported
+                assert tool.model_defaults(ModelConfig, values) == known
+            left_out = () if positions == "relative" else REFUSED[positions]
+            assert known == {name: value for name, value in values.items() if name not in left_out}
 
 
 @SLOW

@@ -9,11 +9,13 @@ import pytest
 from helpers import ANY, TEXT, mentions, raises_naming, raises_parameter, train_run
 
 import txl_tf
-from txl_tf.config import EvaluationConfig
+from txl_config.models import TRAINING_ONLY
+from txl_tf.config import EvaluationConfig, TrainingConfig
 from txl_tf.data.text import corpus
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families.record import FAMILIES
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.same_run import check_same_run
 from txl_tf.runs.train import RECORDED
 from txl_tf.runs.weights import CheckpointGone
 
@@ -362,6 +364,35 @@ def test_bad_changes_of_load_run_are_named(run):
     for name, value in [("n_layer", "2"), ("d_model", None)]:
         with raises_parameter(name, value):
             txl_tf.load_run(run[0], **{name: value})
+
+
+@pytest.mark.parametrize(
+    "name, value, is_named",
+    [
+        ("positions", "alibi", True),  # its weights also fit "rotary"
+        ("pre_lnorm", True, True),
+        ("lora_alpha", 3.0, True),
+        ("mem_len", 3, True),
+        ("dropout", 0.4, False),
+        ("init_std", 0.5, False),
+    ],
+)
+def test_a_warm_start_names_what_another_model_computes_otherwise(trained_run, tmp_path, caplog, name, value, is_named):
+    source = RunFolder(trained_run[0])
+    config = source.read_config()
+    before, config["model"][name] = config["model"][name], value
+    training = TrainingConfig(warm_start_path=str(trained_run[0] / "ckpt-12"))
+    with caplog.at_level("WARNING", "txl_tf"):
+        check_same_run(RunFolder(tmp_path / "new"), config, source.load_vocabs(), training, "")
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == is_named
+    assert all(mentions(message, source.path, name, repr(before), repr(value)) for message in messages)
+
+
+def test_what_only_training_uses_fits_all_weights():
+    groups = [family.config for family in FAMILIES.values()]
+    free = {field.name for group in groups for field in dataclasses.fields(group) if field.metadata["free"]}
+    assert set(TRAINING_ONLY) <= free
 
 
 @pytest.mark.slow

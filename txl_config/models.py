@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from txl_config.checks import (
@@ -37,11 +37,35 @@ POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
 SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
+# Arguments of a network that a scheme does not accept: `{argument: why}`.
+REFUSED_BY_DEFAULT: Mapping[str, str] = {
+    "clamp_len": "limits the sinusoids of distances, which only positions='relative' has",
+    "untie_r": "is about the biases u and v, which only positions='relative' has",
+    "context_len": "is the number of positions in a segment, which positions='sinusoids' and 'learned' have",
+}
+_REFUSED_IF_ABSOLUTE = {
+    **dict.fromkeys(("clamp_len", "untie_r"), "is about distances, which absolute positions do not use"),
+    "reset_token": "resets the memory within a segment, but absolute positions do not restart there",
+}
+# The same by the name of the scheme. Schemes of users are added when they are registered.
+REFUSED: dict[str, Mapping[str, str]] = {
+    "relative": {"context_len": REFUSED_BY_DEFAULT["context_len"]},
+    "sinusoids": _REFUSED_IF_ABSOLUTE,
+    "learned": _REFUSED_IF_ABSOLUTE,
+    "alibi": REFUSED_BY_DEFAULT,
+    "rotary": REFUSED_BY_DEFAULT,
+}
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 GATED_ACTIVATIONS = ("swiglu",)  # with two kernels before the activation instead of one
 NORMS = ("layer", "rms")
 FUSIONS = ("ff", "ff_two")
 RESIDUALS = ("input", "own")
+INITIAL = ("init", "init_std", "proj_init_std", "init_range")  # hyper-parameters that decide the initial weights
+# Hyper-parameters of all models that only training uses.
+TRAINING_ONLY = (
+    *INITIAL, "dropout", "dropatt", "dropact", "rate", "embed_dropout", "token_dropout", "output_dropout",
+    "label_smoothing", "z_loss",
+)  # fmt: skip
 
 
 @group

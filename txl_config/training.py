@@ -219,7 +219,10 @@ class EvaluationConfig(Config):
 
     tgt_len: int | None = option("Tokens of a segment.", LENGTH, default=None)
     eval_batch_size: int | None = option(
-        "Rows of an evaluation batch; without training: as in the run.", at_least(1), default=None, flag=60
+        "Rows of an evaluation batch; without training: as in the run.",
+        at_least(1),
+        default=None,
+        flag=TrainingConfig.train_batch_size,
     )
     eval_split: str = option("Split to evaluate: train, valid or test.", default="valid")
     eval_path: str | None = option(

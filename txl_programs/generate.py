@@ -42,6 +42,7 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,15 @@ from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json, decoded
 from txl_tf.data.text_files import with_newlines
-from txl_tf.data.vocabulary import escape, newline_ids, unescape
+from txl_tf.data.vocabulary import Vocab, escape, newline_ids, unescape
 from txl_tf.files import naming_read_errors
 from txl_tf.language.constraint import Constraint
+from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import seeds_of_sequences
 from txl_tf.language.session import Session
 from txl_tf.language.text_generator import (
     POOL,
+    Continuation,
     TextGenerator,
     TextStream,
     check_texts,
@@ -137,7 +140,7 @@ class Writer:
         options: options of `Session.write`: sampling, stop tokens and strings, and the seed.
     """
 
-    def __init__(self, lm, vocab, options):
+    def __init__(self, lm: LanguageModel, vocab: Vocab, options: dict[str, Any]):
         self.session = Session(lm)
         self.vocab = vocab
         self.options = options
@@ -147,7 +150,7 @@ class Writer:
         self.timed = 0  # the same, without the tokens of the first two calls, see `write`
         self.seconds = 0.0  # time for the timed tokens
 
-    def read(self, ids, echo=True, show=True):
+    def read(self, ids: np.ndarray, echo: bool = True, show: bool = True) -> None:
         """Reads a prompt into the memory, and prints it if asked.
 
         Args:
@@ -165,7 +168,7 @@ class Writer:
                 if show:
                     print_text(text)
 
-    def write(self, number):
+    def write(self, number: int) -> None:
         """Generates and prints `number` tokens, or fewer if a stop string or a stop token ends the text.
 
         The very first token is printed alone, because it needs no graph. The next call compiles one. Without --verbose,
@@ -185,7 +188,7 @@ class Writer:
                 break
         print_text(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
-    def at_once(self):
+    def at_once(self) -> int:
         """The number of tokens to generate before they are printed. The text does not depend on it."""
         if not self.written:
             return 1
@@ -193,7 +196,7 @@ class Writer:
         per_second = self.timed / self.seconds if self.timed else 0
         return min(max(int(per_second * WRITTEN_SECONDS), fewest), most)
 
-    def write_samples(self, number, seeds):
+    def write_samples(self, number: int, seeds: Sequence[int]) -> None:
         """Prints a text of up to `number` new tokens for each seed. Each text continues the prompts that were read.
 
         If there are several seeds, the prompt is printed before each text, and a line on the standard error numbers the
@@ -212,7 +215,7 @@ class Writer:
             self.options["seed"] = seed
             self.write(number)
 
-    def as_shown(self, ids, nll, excess=0):
+    def as_shown(self, ids: np.ndarray, nll: Any, excess: int = 0) -> str:
         """Returns what to print for new ids: their text or, with --verbose, a line with symbol and nll for each id.
 
         Args:
@@ -225,7 +228,7 @@ class Writer:
             return "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))
         return text
 
-    def report(self):
+    def report(self) -> None:
         """Prints the number of generated tokens, and the speed.
 
         The speed is without the first two calls of `session.write`, see `write`. Prints nothing if only these calls
@@ -235,18 +238,18 @@ class Writer:
             print(f"{self.written} tokens, {self.timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
 
 
-def print_text(text):
+def print_text(text: str) -> None:
     """Prints a text at once, with control characters as escapes unless --raw is given."""
     sys.stdout.write(text if FLAGS.raw else visible(text))
     sys.stdout.flush()
 
 
-def say_number(i, number):
+def say_number(i: int, number: int) -> None:
     """Prints a line to the standard error that numbers sample `i`, counted from 0, of `number` samples."""
     print(f"--- {i + 1} of {number}", file=sys.stderr, flush=True)
 
 
-def read_prompt(vocab):
+def read_prompt(vocab: Vocab) -> bytes | None:
     """Returns the prompt as bytes: from --prompt, --prompt_file or, without both, the standard input.
 
     With --interactive and no prompt, returns `None`. One newline at the end of a file or the standard input is removed.
@@ -268,11 +271,11 @@ def read_prompt(vocab):
     return (with_newlines(prompt) if vocab.has_plain_text else prompt).removesuffix(b"\n")
 
 
-def line_of(answer, number=None):
+def line_of(answer: Continuation | LineError, number: int | None = None) -> str:
     """Returns the lines of output for a prompt of --input.
 
     Args:
-        answer: a `Continuation`, or a `LineError`.
+        answer: the answer to the prompt.
         number: the number of the line, which `Answering` passes; not used.
     """
     if isinstance(answer, LineError):
@@ -284,12 +287,12 @@ def line_of(answer, number=None):
     return "".join(text.replace("\n", r"\n") + "\n" for text in answer.texts)
 
 
-def counts_of(answer):
+def counts_of(answer: Continuation) -> tuple[int, int]:
     """Returns the numbers of a prompt that are summed over all prompts: the arguments of `say_unfinished`."""
     return answer.ended.count(False), len(answer.ended)
 
 
-def say_unfinished(unfinished, number):
+def say_unfinished(unfinished: int, number: int) -> None:
     """Prints how many texts do not match --regex or --json_schema, because they were cut off. Prints nothing for 0.
 
     Args:
@@ -302,7 +305,7 @@ def say_unfinished(unfinished, number):
         print(f"{message}, so they do not match --{form} as a whole", file=sys.stderr)
 
 
-def model_changes():
+def model_changes() -> dict[str, Any]:
     """The hyper-parameters of the model that the flags change."""
     return values(("mem_len", "clamp_len"), given_only=True)
 
@@ -313,7 +316,7 @@ def sampling_options() -> dict[str, Any]:
     return options | {"temperature": 0.0} if FLAGS.greedy else options
 
 
-def text_options(folder) -> dict[str, Any]:
+def text_options(folder: RunFolder) -> dict[str, Any]:
     """Returns the arguments of `check_texts` besides the vocabulary, from the flags. A beam search has no sampling."""
     numbers = values(("num_return_sequences", "stop_at_newline", "stop_at_document", "beam_size", "length_penalty"))
     # `os.fsencode`: in a locale without UTF-8, the bytes of the command line are not text yet.
@@ -323,7 +326,7 @@ def text_options(folder) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def processor_of(folder):
+def processor_of(folder: RunFolder) -> Callable[..., Any] | None:
     """Returns the `logits_processor` of --regex, --json_schema or --suppress_tokens; `None` without these flags.
 
     It is cached, because the automaton of an expression takes a while to build.
@@ -351,7 +354,7 @@ def processor_of(folder):
     return Constraint(vocab, regex=FLAGS.regex, json_schema=read_schema(), stop_token=end)
 
 
-def read_schema():
+def read_schema() -> str | None:
     """Returns the text in the file of --json_schema; `None` without this flag."""
     if FLAGS.json_schema is None:
         return None
@@ -359,7 +362,7 @@ def read_schema():
         return decoded(Path(FLAGS.json_schema).read_bytes(), name=f"--json_schema={FLAGS.json_schema}")
 
 
-def suppressing(vocab, symbols):
+def suppressing(vocab: Vocab, symbols: Iterable[str]) -> Callable[..., Any]:
     """Returns a `logits_processor` that never allows these symbols. Raises ParameterError if one is unknown."""
     allowed = np.ones([len(vocab)], bool)
     for symbol in symbols:
@@ -370,20 +373,20 @@ def suppressing(vocab, symbols):
     return lambda tokens, log_probs: tf.where(allowed, log_probs, tf.constant(-np.inf, log_probs.dtype))
 
 
-def make_generator(folder, lm):
+def make_generator(folder: RunFolder, lm: LanguageModel) -> TextGenerator:
     """Returns the `TextGenerator` that the flags describe. A model with memory reads a long prompt in pieces."""
     segment = None if lm.has_window else READ_AT_ONCE
     options = values(("max_new_tokens", "batch_size")) | text_options(folder)
     return TextGenerator(lm, vocab_of(folder), segment=segment, **options)
 
 
-def make_answering(folder, path):
+def make_answering(folder: RunFolder, path: str) -> Answering:
     """Returns the `Answering` that continues the lines of --input as the flags say, with the checkpoint at `path`."""
     generator = make_generator(folder, folder.load_model(path, **model_changes()))
     return Answering(generator.generate_lines, line_of, counts_of)
 
 
-def print_when_complete(folder, vocab, ids, echo):
+def print_when_complete(folder: RunFolder, vocab: Vocab, ids: np.ndarray, echo: bool) -> None:
     """Generates the texts after one prompt, and prints each text when all are complete.
 
     Args:
@@ -402,7 +405,7 @@ def print_when_complete(folder, vocab, ids, echo):
     say_unfinished(ended.count(False), len(ended))
 
 
-def check_flags():
+def check_flags() -> None:
     """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
     limits = ["top_k", "top_p", "min_p"]
@@ -438,7 +441,7 @@ def check_flags():
 
 
 @messages_to_stderr()
-def main():
+def main() -> int | None:
     check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")
     vocab = vocab_of(folder)
@@ -449,7 +452,7 @@ def main():
         say_unfinished(*map(int, tally.sums or (0, 0)))
         return int(tally.missing > 0)
     prompt = read_prompt(vocab)
-    ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
+    ids: Any = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
     if FLAGS.beam_size > 1 or options["logits_processor"] is not None:
         return print_when_complete(folder, vocab, ids, echo=bool(prompt))
     seeds = seeds_of_sequences(FLAGS.seed, FLAGS.num_return_sequences)
@@ -462,7 +465,7 @@ def main():
     writer.report()
 
 
-def answer_typed(writer):
+def answer_typed(writer: Writer) -> None:
     """Reads lines until Ctrl-D, and answers each. The memory of the `Writer` runs through all lines and answers."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)

@@ -64,8 +64,8 @@ class _StdoutHandler(logging.StreamHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Handles an error in writing a message. After an OSError, the program ends as it does after SIGHUP.
 
-        A training run thus saves a checkpoint first. A program that ignores SIGHUP, as with nohup, goes on without the
-        output.
+        A training run thus saves a checkpoint first. A program that ignores SIGHUP, as with nohup, continues without
+        the output.
         """
         error = sys.exception()
         if not isinstance(error, OSError):
@@ -160,15 +160,15 @@ def close_stdout(error: OSError | None = None) -> None:
     """Redirects the standard output to /dev/null, because it cannot be written any more.
 
     Args:
-        error: the reason. `ending` reports it, unless the reader of a pipe or a terminal is gone.
+        error: the reason. `ending` reports it, unless the reader has closed the pipe or the terminal.
     """
-    if error is not None and not _reader_is_gone(error):
+    if error is not None and not _reader_has_closed(error):
         _lost_output.append(error.strerror or str(error))
     with contextlib.suppress(OSError, ValueError):  # it has no file, as in tests
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _reader_is_gone(error: OSError) -> bool:
+def _reader_has_closed(error: OSError) -> bool:
     """Whether an error of the standard output means that nobody reads it any more: a closed pipe or terminal.
 
     EIO of a file is an error of its disk. A closed terminal is still a character device, but no longer `isatty`.

@@ -62,8 +62,8 @@ def run(main: Callable[[], int | None]) -> None:
     The result of `main` is the exit status. Stray arguments, ValueError, OSError and TensorFlow's errors end the
     program with a short message and status 1, or the attribute `status` of the error. Ctrl-C ends it with status 130; a
     training run saves a checkpoint first. With --verbosity, an error has its traceback. If the reader of the standard
-    output is gone, as with `| head`, the program ends silently with status 0. If the standard output cannot be written
-    for another reason, such as a full disk, it ends with one line and status 1, or with the status of its error.
+    output has closed it, as with `| head`, the program ends silently with status 0. If the standard output cannot be
+    written for another reason, such as a full disk, it ends with one line and status 1, or the status of its error.
     """
     with ending():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores SIGINT

@@ -27,6 +27,7 @@ best validation F1 unless --ckpt_path names another.
 import dataclasses
 import functools
 import sys
+from collections.abc import Callable
 
 from absl import flags
 
@@ -67,7 +68,7 @@ from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
-from txl_tf.data.tagged.columns import BLANKS, columns_in, line_of, places_in
+from txl_tf.data.tagged.columns import BLANKS, TaggedSentence, columns_in, line_of, places_in
 from txl_tf.data.tagged.sentences import read_tagged_as
 from txl_tf.runs.families.pipeline import POOL, TaggedLine, TaggingPipeline
 from txl_tf.runs.folder import RunFolder
@@ -76,17 +77,17 @@ from txl_tf.runs.metrics import confusion, format_confusion, format_scores, form
 WRITTEN = {**BLANKS, 0: "␀"}  # characters that a file of columns cannot hold -> what is written instead
 
 
-def columns_of(folder):
+def columns_of(folder: RunFolder) -> ColumnsConfig:
     """Returns the columns of the training files; the defaults for a run of an earlier version, which lacks them."""
     known = folder.read_config()["data"]
     return ColumnsConfig(**{name: known.get(name) for name in ColumnsConfig.names()})
 
 
-def lines_of(tagged, number=None, tag_first=False):
+def lines_of(tagged: TaggedLine | LineError, number: int | None = None, tag_first: bool = False) -> str:
     """Returns the lines of output for the answer to a line, in the --format.
 
     Args:
-        tagged: a `TaggedLine`, or a `LineError`.
+        tagged: the answer to the line.
         number: the number of the line, which `Answering` passes; not used.
         tag_first: with --format=conll: whether the tag stands before the token.
     """
@@ -99,12 +100,12 @@ def lines_of(tagged, number=None, tag_first=False):
     return "".join(f"{tag} {token}\n" if tag_first else f"{token} {tag}\n" for token, tag in rows) + "\n"
 
 
-def text_function(folder):
+def text_function(folder: RunFolder) -> Callable[..., str]:
     """Returns `lines_of` for this run: in the order of the training files, which may have the tag before the token."""
     return functools.partial(lines_of, tag_first=places_in(2, columns_of(folder)) == (1, 0))
 
 
-def read_tagged(folder):
+def read_tagged(folder: RunFolder) -> list[TaggedSentence]:
     """Returns the sentences of --tagged with their tags, which are converted to the scheme of the run's model."""
     config = folder.read_config()
     digits = config["data"].get("segment_digits", False)
@@ -114,13 +115,15 @@ def read_tagged(folder):
     return read_tagged_as(FLAGS.tagged, model["labels"], digits, model.get("scheme"), columns)
 
 
-def open_pipeline(folder, path):
+def open_pipeline(folder: RunFolder, path: str) -> TaggingPipeline:
     """Returns the `TaggingPipeline` of a run as the flags say, with the checkpoint at `path`."""
     changes = values(("constraints", "max_seq_len", "lexicon", "skip_short_words"), given_only=True)
     return TaggingPipeline.open(folder, path, **changes)
 
 
-def compare(sentences, pipeline, format_line):
+def compare(
+    sentences: list[TaggedSentence], pipeline: TaggingPipeline, format_line: Callable[[TaggedLine], str]
+) -> None:
     """Tags the sentences of --tagged, compares the result with their own tags, and prints scores and a confusion table.
 
     With --list_wrong, it also prints the sentences with wrong tags. If --output or --format is given, it also writes
@@ -128,8 +131,8 @@ def compare(sentences, pipeline, format_line):
 
     Args:
         sentences: sentences with their tags, from `read_tagged`.
-        pipeline: `TaggingPipeline`.
-        format_line: function from a `TaggedLine` to the output for it.
+        pipeline: the pipeline of the run.
+        format_line: function from a tagged line to the output for it.
     """
     tagger = pipeline.tagger
     model = pipeline.model
@@ -155,7 +158,7 @@ def compare(sentences, pipeline, format_line):
     print(*report, sep="\n\n", file=out)
 
 
-def make_answering(folder, path):
+def make_answering(folder: RunFolder, path: str) -> Answering:
     """Returns the `Answering` that tags lines as the flags say, with the checkpoint at `path`."""
     tag_lines = functools.partial(
         open_pipeline(folder, path).tag_lines, batch_size=FLAGS.batch_size, split_sentences=FLAGS.split_sentences
@@ -164,7 +167,7 @@ def make_answering(folder, path):
 
 
 @messages_to_stderr()
-def main():
+def main() -> int | None:
     if FLAGS.tagged == "":
         raise ParameterError("tagged", "", "a file", "--tagged must name a file, got ''")
     check_not_both("tagged", "input")

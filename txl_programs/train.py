@@ -26,7 +26,6 @@ import os
 from absl import flags
 
 from txl_config import (
-    SCHEMES,
     DecoderConfig,
     EvaluationConfig,
     MachineConfig,
@@ -39,6 +38,7 @@ from txl_config import (
 )
 from txl_config.data import INFO_FILE
 from txl_config.errors import ParameterError
+from txl_config.models import INITIAL, REFUSED, TRAINING_ONLY
 from txl_config.presets import (
     BYTES,
     PRESETS,
@@ -66,14 +66,9 @@ from txl_programs.flag_values import (
 from txl_programs.opening import origin_of, settings_to_resume
 from txl_programs.program import run_training
 
-RELATIVE_ONLY = ("clamp_len", "untie_r")  # flags for relative positions
-ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
-INITIAL = ("init", "init_std", "proj_init_std", "init_range")  # hyper-parameters that decide the initial weights
-# Hyper-parameters of the model that only training uses.
-TRAINING_ONLY = ("dropout", "dropatt", *INITIAL, "label_smoothing", "z_loss")
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string(
@@ -167,9 +162,9 @@ def check_model_flags(group, positions):
         only = "is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
         check_used((("positions",), False, only))
         none = "is about distances, which --model=transformer does not have: leave it out"
-        check_used((changed(RELATIVE_ONLY), False, none))
+        check_used((changed(REFUSED["sinusoids"]), False, none))
     else:
-        not_used = ABSOLUTE_ONLY if positions == "relative" else ("pos_embed",)
+        not_used = (*REFUSED["relative"], "pos_embed") if positions == "relative" else ("pos_embed",)
         none = "is about absolute positions in a segment, which --model=transformer_xl does not have: leave it out"
         check_used((not_used, False, none))
 
@@ -184,8 +179,7 @@ def model_defaults(group, other_defaults):
     """
     left_out = ()
     if FLAGS.positions != "relative" and "positions" not in other_defaults:  # presets are for relative positions
-        # The classes in SCHEMES are `None` until txl_tf is imported.
-        left_out = getattr(SCHEMES[FLAGS.positions], "refused", RELATIVE_ONLY)
+        left_out = REFUSED[FLAGS.positions]
     defaults = {name: value for name, value in other_defaults.items() if name not in left_out}
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
         defaults.setdefault("mem_len", TransformerLMConfig.mem_len)

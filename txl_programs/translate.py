@@ -19,6 +19,8 @@ chooses its tokenizer. On a terminal, control characters are written like \\x1b,
 
 import functools
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from absl import flags
 
@@ -61,10 +63,11 @@ from txl_config.errors import ParameterError
 from txl_config.schema import check_left_out
 from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
-from txl_tf.data.line_files import Answering
+from txl_tf.data.line_files import Answering, Tally
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.data.pairs.parallel import fitting
+from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import (
     check_tokenizer,
@@ -76,8 +79,10 @@ from txl_tf.runs.metrics import (
 )
 from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 
+Answer = TypeVar("Answer")
 
-def lines_of(translations, number):
+
+def lines_of(translations: Sequence[Translation] | LineError, number: int) -> str:
     """Returns the lines of output for the translations of line `number`, the best one first, or for its `LineError`."""
     if not (FLAGS.scores or FLAGS.n_best > 1):
         return "\n" if isinstance(translations, LineError) else f"{translations[0].text}\n"
@@ -86,7 +91,7 @@ def lines_of(translations, number):
     return "".join(f"{number}\t{score:.4f}\t{text}\n" for text, score in translations)
 
 
-def counts_of(translations):
+def counts_of(translations: Sequence[Translation]) -> tuple[int, int, int]:
     """Returns the numbers of a source that are summed over all sources, for `say_counts`: `(unended, unknown, lines)`.
 
     `unended` is 1 if the best translation was cut off, else 0. `unknown` is the number of unknown symbols in the
@@ -96,13 +101,13 @@ def counts_of(translations):
     return int(not best.ended), best.unknown, int(best.unknown > 0)
 
 
-def say_counts(tally, search, model):
+def say_counts(tally: Tally, search: SearchConfig, model: TransformerConfig) -> None:
     """Prints how many translations were cut off, and how many symbols of the sources were unknown, if there are any.
 
     Args:
-        tally: `Tally` of all lines, with the sums of `counts_of`.
-        search: `SearchConfig`.
-        model: `TransformerConfig`.
+        tally: tally of all lines, with the sums of `counts_of`.
+        search: how the lines were translated.
+        model: hyper-parameters of the model.
     """
     unended, unknown, lines = map(int, tally.sums or [0, 0, 0])
     if unended:
@@ -114,14 +119,16 @@ def say_counts(tally, search, model):
         print(message, file=sys.stderr)
 
 
-def collecting_best(answers, best):
+def collecting_best(
+    answers: Iterable[list[Translation] | LineError], best: list[Translation]
+) -> Iterator[list[Translation] | LineError]:
     """Yields the answers. Appends the best translation of each to the list `best`; for a `LineError`, an empty text."""
     for translations in answers:
         best.append(Translation("", 0.0) if isinstance(translations, LineError) else translations[0])
         yield translations
 
 
-def for_every_line(sources, answers):
+def for_every_line(sources: Iterable[str], answers: Iterator[Answer]) -> Iterator[Answer]:
     """Yields an answer for each source, also for repeated ones.
 
     Args:
@@ -135,7 +142,7 @@ def for_every_line(sources, answers):
         yield answer_of[source]
 
 
-def report(texts, references, level):
+def report(texts: list[str], references: list[list[str]], level: str) -> None:
     """Prints the error rates of the best translations and, if sacrebleu is installed, BLEU and chrF.
 
     Args:
@@ -149,7 +156,7 @@ def report(texts, references, level):
     print(lines, *scores.values() or ['(pip install "txl_tf[seq2seq]" for BLEU and chrF)'], sep="\n", file=sys.stderr)
 
 
-def make_answering(folder, path):
+def make_answering(folder: RunFolder, path: str) -> Answering:
     """Returns the `Answering` that translates lines as the flags say, with the checkpoint at `path`."""
     model = folder.load_model(path)
     source_vocab, target_vocab = vocabs_of(folder)
@@ -157,11 +164,11 @@ def make_answering(folder, path):
     return Answering(translator.translate_lines, lines_of, counts_of)
 
 
-def compare(folder, vocabs):
+def compare(folder: RunFolder, vocabs: list[Vocab]) -> Tally:
     """Translates the sources of --pairs, writes the translations, and prints their error rates.
 
     Args:
-        folder: `RunFolder`.
+        folder: folder of the run.
         vocabs: vocabularies of the sources and of the targets.
 
     Returns:
@@ -188,7 +195,7 @@ def compare(folder, vocabs):
     # `{source: number of its first line}`: of equal keys, `dict` keeps the last value.
     first_number = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))
     numbers = [first_number[source] for source in references]
-    best = []
+    best: list[Translation] = []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
     answers = for_every_line(sides[0], collecting_best(answers, best))
@@ -198,7 +205,7 @@ def compare(folder, vocabs):
 
 
 @messages_to_stderr()
-def main():
+def main() -> int:
     search = config_of(SearchConfig)
     check_used(
         (("length_penalty",), FLAGS.beam_size > 1, "is for a beam search: give --beam_size, too"),

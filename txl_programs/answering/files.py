@@ -11,10 +11,12 @@ import importlib
 import itertools
 import sys
 import time
+from collections.abc import Callable, Generator, Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
 import tensorflow as tf
+from absl import flags
 
 from txl_config import ClusterConfig
 from txl_config.errors import ParameterError
@@ -31,24 +33,28 @@ from txl_programs.flag_values import FLAGS, cluster_of
 from txl_programs.opening import vocab_of, with_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
-from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
+from txl_tf.data.line_files import Answering, Block, LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
 from txl_tf.files import absolute, lock, naming_write_errors, same_path, sha256
 from txl_tf.runs.folder import RunFolder, check_spares_runs
+
+MakeAnswering = Callable[[RunFolder, str], Answering]  # takes the folder of a run and the path of a checkpoint
 
 _FILES = ("lexicon", "json_schema")  # flags that name a file whose content affects the answers
 # Flags that do not affect the answers.
 _OTHER_FLAGS = {"model_dir", "ckpt_path", "input", "output", "strict", *ClusterConfig.names()}
 
 
-def answer_input(folder, make_answering, program, together, raw=False):
+def answer_input(
+    folder: RunFolder, make_answering: MakeAnswering, program: str, together: int | None, raw: bool = False
+) -> tuple[Tally, float | None]:
     """Answers the lines of --input, and writes the answers to --output or the standard output.
 
     The lines of one file or of the standard input are answered as they arrive. Several files, or any files if the flags
     ask for a Ray cluster, are answered block by block.
 
     Args:
-        folder: `RunFolder`.
+        folder: folder of the run.
         make_answering: function that takes `folder` and the path of a checkpoint, and returns an `Answering` as the
             flags describe it.
         program: name of the module that defines `make_answering`.
@@ -76,19 +82,26 @@ def answer_input(folder, make_answering, program, together, raw=False):
     return tally, time.perf_counter() - started
 
 
-def _has_any_end(folder):
+def _has_any_end(folder: RunFolder) -> bool:
     r"""Whether `\r\n` and `\r` end lines, as `\n` does. For a language model of bytes or of raw text, they do not."""
     return folder.task != "language_model" or vocab_of(folder).has_plain_text
 
 
-def is_several(inputs):
+def is_several(inputs: str | None) -> bool:
     """Whether --input is a folder, a pattern, or several files. An existing file may have , * ? or [ in its name."""
     if inputs in (None, "-"):
         return False
     return tf.io.gfile.isdir(inputs) or (any(c in inputs for c in ",*?[") and not tf.io.gfile.exists(inputs))
 
 
-def _answer_files(folder, make_answering, program, together, files, path):
+def _answer_files(
+    folder: RunFolder,
+    make_answering: MakeAnswering,
+    program: str,
+    together: int | None,
+    files: list[tuple[str, str]],
+    path: str,
+) -> tuple[Tally, float | None]:
     """Answers files block by block. See `answer_input` for the result.
 
     Args:
@@ -99,9 +112,10 @@ def _answer_files(folder, make_answering, program, together, files, path):
     started = time.perf_counter()
     cluster = cluster_of(ClusterConfig)
     answer_blocks = functools.partial(_answer_here, make_answering, folder, path)
-    flags: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
-    flags |= {name: sha256(flags[name]) for name in _flags_of_files(flags)}  # the content of a file, not its path
-    key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]
+    flag_values: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
+    # The content of a file counts, not its path.
+    flag_values |= {name: sha256(flag_values[name]) for name in _flags_of_files(flag_values)}
+    key = [program, flag_values, sha256(folder.config_file), sha256(f"{path}.index"), together]
     with naming_write_errors(FLAGS.output):
         tf.io.gfile.makedirs(FLAGS.output)
     with contextlib.ExitStack() as stack:
@@ -126,7 +140,7 @@ def _answer_files(folder, make_answering, program, together, files, path):
     return total, None if plan.before else time.perf_counter() - started
 
 
-def _as_error(tally):
+def _as_error(tally: Tally) -> ValueError:
     """Returns a ValueError with the first message and all notes of a tally. A line of the tally must lack an answer."""
     error = ValueError(tally.messages[0])
     for note in tally.notes:
@@ -134,7 +148,7 @@ def _as_error(tally):
     return error
 
 
-def _named_files():
+def _named_files() -> list[tuple[str, str]]:
     """Returns `(path, name)` of each file of --input, where `name` is the path of its output file below --output.
 
     Raises:
@@ -168,27 +182,27 @@ def _named_files():
     return files
 
 
-def _own_flags():
+def _own_flags() -> list[flags.Flag]:
     """Returns the flags that --help lists for the program, without those of absl."""
     return FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
 
 
-def _flags_of_files(flags):
+def _flags_of_files(flag_values: dict[str, Any]) -> list[str]:
     """Returns those names in `_FILES` whose flag names an existing file. A lexicon may also be another word: jieba.
 
     Args:
-        flags: `{name: value}`.
+        flag_values: `{name: value}`.
     """
-    paths = {name: flags[name] for name in _FILES if flags.get(name)}
+    paths = {name: flag_values[name] for name in _FILES if flag_values.get(name)}
     return [name for name, path in paths.items() if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)]
 
 
-def _with_progress(answer_blocks, blocks):
+def _with_progress(answer_blocks: Callable[[list[Block]], Iterable[str]], blocks: list[Block]) -> Generator[str]:
     """Answers blocks, and shows a progress bar if the standard output is a terminal.
 
     Args:
         answer_blocks: function that answers blocks, and yields the `part` of each answered `Block`.
-        blocks: list of `Block`.
+        blocks: the blocks.
 
     Yields:
         What `answer_blocks` yields.
@@ -201,7 +215,7 @@ def _with_progress(answer_blocks, blocks):
         yield part
 
 
-def _answer_here(make_answering, folder, path, blocks):
+def _answer_here(make_answering: MakeAnswering, folder: RunFolder, path: str, blocks: list[Block]) -> Generator[str]:
     """Answers blocks in this process, and yields the `part` of each answered `Block`."""
     answering = make_answering(folder, path)
     for block in blocks:
@@ -209,7 +223,9 @@ def _answer_here(make_answering, folder, path, blocks):
         yield block.part
 
 
-def _answer_on_cluster(cluster, program, folder, path, blocks):
+def _answer_on_cluster(
+    cluster: ClusterConfig, program: str, folder: RunFolder, path: str, blocks: list[Block]
+) -> Generator[str]:
     """Answers blocks on the workers of a Ray cluster, and yields the `part` of each answered `Block`."""
     flag_values: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.present}
     flag_values |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
@@ -218,7 +234,7 @@ def _answer_on_cluster(cluster, program, folder, path, blocks):
     return answer_on_cluster(blocks, make, cluster)
 
 
-def make_in_worker(program, task, given):
+def make_in_worker(program: str, task: str | None, given: dict[str, Any]) -> Answering:
     """Makes the `Answering` of a program in a worker of Ray, a process without a command line. Sets its flags first.
 
     Args:

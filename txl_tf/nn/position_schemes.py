@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_config.models import REFUSED, REFUSED_BY_DEFAULT
 from txl_tf.config import SCHEMES, NetworkConfig
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
@@ -50,11 +51,7 @@ class Positions:
 
     known_as: Any = None
     cached_by: str = "ring"
-    refused: Mapping[str, str] = {
-        "clamp_len": "limits the sinusoids of distances, which only positions='relative' has",
-        "untie_r": "is about the biases u and v, which only positions='relative' has",
-        "context_len": "is the number of positions in a segment, which positions='sinusoids' and 'learned' have",
-    }
+    refused: Mapping[str, str] = REFUSED_BY_DEFAULT
 
     def check(self, owner: Any) -> None:
         """Raises ParameterError if the scheme does not fit its `owner`: a network, its `Config` or an attention."""
@@ -194,6 +191,7 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
             raise ParameterError("cls", cls, "a subclass of txl_tf.layers.Positions")
         cls.known_as = name
         SCHEMES[name] = cls
+        REFUSED[name] = cls.refused
         return cls
 
     return register
@@ -242,7 +240,7 @@ class Relative(Positions):
     """
 
     known_as = "relative"
-    refused = {"context_len": Positions.refused["context_len"]}
+    refused = REFUSED["relative"]
 
     def make_weights(self, owner: Any) -> None:
         """Makes u and v, as `r_w_bias` and `r_r_bias` of the owner: one pair, or with `untie_r` one for each layer."""
@@ -285,10 +283,7 @@ class Sinusoids(Positions):
 
     known_as = "sinusoids"
     cached_by = "window"
-    refused = {
-        **dict.fromkeys(("clamp_len", "untie_r"), "is about distances, which absolute positions do not use"),
-        "reset_token": "resets the memory within a segment, but absolute positions do not restart there",
-    }
+    refused = REFUSED["sinusoids"]
 
     def table(self, network: Any, length: Size, zero: Size = 0) -> Any:
         """Rows for the positions `0 ... length - 1`: `[1, length, E]`."""

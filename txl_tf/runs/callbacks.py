@@ -346,8 +346,8 @@ class Progress(Callback):
 
     Args:
         training: settings of the training.
-        show: function `(logs, prefix)` that returns the loss and the metrics as text. The prefix of their names in
-            `logs` is "" or "val_". The function may add values to `logs`.
+        as_text: function `(logs, prefix)` that returns the loss and the metrics as text. The prefix of their names in
+            `logs` is "" or "val_".
         tokens_per_step: mean number of tokens that a step predicts.
         samples: whether a sample follows every validation.
     """
@@ -361,7 +361,7 @@ class Progress(Callback):
     def __init__(
         self,
         training: RunConfig,
-        show: Callable[[dict, str], str],
+        as_text: Callable[[dict, str], str],
         tokens_per_step: float,
         samples: bool = False,
     ):
@@ -370,7 +370,7 @@ class Progress(Callback):
         self.iterations = training.iterations
         self.save_steps = training.save_steps
         self.tokens_per_step = tokens_per_step
-        self.show = show
+        self.as_text = as_text
         self.what_is_next = "validation and sample" if samples else "validation"
         self.calls = 0
 
@@ -442,7 +442,7 @@ class Progress(Callback):
         rate: Any = schedule(step - 1) if schedule else optimizer.learning_rate  # schedules count steps from 0
         logs["learning_rate"] = float(rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
-        line = [self.step_text(step), self.show(logs, "")]
+        line = [self.step_text(step), self.as_text(logs, "")]
         line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]
         if not math.isnan(seconds):
             line += [f"{logs['tokens_per_second']:,.0f} tokens/s", self.time_left(step, seconds)]
@@ -450,7 +450,7 @@ class Progress(Callback):
             unit = "token" if logs["overflow"] == 1 else "tokens"
             line.append(f"{logs['overflow']:,.0f} {unit} left out")
         if "val_loss" in logs:
-            line.append("valid " + self.show(logs, "val_"))
+            line.append("valid " + self.as_text(logs, "val_"))
             if step < self.train_steps:
                 line.append(self.next_validation(step))
         self.log(" | ".join(line))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import sys
 import time
 from typing import Any
@@ -38,14 +37,13 @@ from txl_tf.runs.setup import (
     open_corpus,
     open_machine,
     reset_token_of,
+    token_nll_of_worker,
     warn_of_one_cluster,
     worker_of,
 )
 from txl_tf.runs.weights import CheckpointReader, load_weights
-from txl_tf.training.distribution import is_chief, is_default
+from txl_tf.training.distribution import is_default
 from txl_tf.training.threads import choose_parallel_parts, choose_threads
-
-_ROWS = 60  # rows of a batch, if neither the run nor the user sets them
 
 logger = logging.getLogger("txl_tf")
 
@@ -128,8 +126,7 @@ def evaluate_run(
             values = ", ".join(f"{name} {value}" for name, value in defaults.items())
             logger.info("%s does not record %s; the defaults: %s", folder, ", ".join(defaults), values)
         logger.info("checkpoint: %s; evaluating it: %s", folder.name_of(path), evaluator.describe(lm))
-        # All workers must evaluate in the same way, but only the chief writes the file.
-        token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
+        token_nll = token_nll_of_worker(evaluation.token_nll, strategy)
         return {split: evaluator.run(lm, split, token_nll)["loss"]}
 
 
@@ -144,7 +141,7 @@ def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationC
         `(evaluation, defaults)`: the evaluation with sizes, those of the training if it records them; and the sizes
         that are neither given nor recorded, with their default values.
     """
-    sizes = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": _ROWS}
+    sizes = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": TrainingConfig.train_batch_size}
     missing = [name for name in sizes if not getattr(evaluation, name)]
     defaults = {name: sizes[name] for name in missing if not trained.get(name)}
     known = {name: trained[name] for name in missing if name not in defaults}

@@ -6,7 +6,8 @@ vocab.txt                the vocabulary, one symbol per line in the order of the
 ckpt-<step>.*            checkpoints; the file `checkpoint` names them to other programs
 best/ckpt-<step>.*       weights with the best validation; best.json has its loss or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
-log.csv, train/          curves
+log.csv                  losses and metrics
+train/, validation/      the same as curves, for TensorBoard
 tracker.json             id of the run in a tracker, if there is one
 """
 
@@ -65,11 +66,12 @@ CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.crea
 # `{beginning of an address: function that returns the local folder of the run}`; `txl_tf.convert.hub` adds its own.
 SOURCES: dict[str, Callable[[str], str]] = {}
 _ATTEMPTS = 10  # to open a checkpoint, which a training run in another process may delete
-_EVENTS = ("train", "validation")  # folders of TensorBoard's files
+_WITH_CHECKPOINTS = ("best", "ema")  # subfolders of a run that contain checkpoints
+_SUBFOLDERS = (*_WITH_CHECKPOINTS, "train", "validation")  # the last two are TensorBoard's
 # Names of files and folders that belong to a run.
 _OWN_NAMES = re.compile(
     r"config\.json|(\w+_)?vocab\.(txt|model)|lexicon\.txt|checkpoint|ckpt-\d+(\..*)?|best\.json|log\.csv|tracker\.json"
-    rf"|best|ema|{'|'.join(_EVENTS)}|{re.escape(CREATING)}",
+    rf"|{'|'.join(_SUBFOLDERS)}|{re.escape(CREATING)}",
     re.DOTALL,
 )
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
@@ -134,7 +136,7 @@ def _run_around(path: str, model_dir: str | os.PathLike | None = None) -> str | 
     if not is_remote(path):  # a link to a folder is followed. A link to a file is replaced
         folder = os.path.realpath(folder)
     folders = [folder]
-    if os.path.basename(folder) in ("best", "ema", *_EVENTS):
+    if os.path.basename(folder) in _SUBFOLDERS:
         folders.append(os.path.dirname(folder))
     for run in folders:
         if _has_config(run) or (model_dir is not None and same_path(run, os.fspath(model_dir))):
@@ -191,7 +193,7 @@ class RunFolder(CheckpointFolder):
         The checkpoint may be in `best` or `ema`, and need not exist.
         """
         folder = os.path.dirname(checkpoint)
-        return cls(os.path.dirname(folder) if os.path.basename(folder) in ("best", "ema") else folder, task)
+        return cls(os.path.dirname(folder) if os.path.basename(folder) in _WITH_CHECKPOINTS else folder, task)
 
     def __str__(self) -> str:
         return self.path
@@ -490,7 +492,7 @@ class RunFolder(CheckpointFolder):
             except (OSError, tf.errors.OpError) as error:
                 raise OSError(f"model_dir {named(self)} cannot be written to: {named(error)}") from error
             with lock(self.path, f"another run is training in model_dir {self}"):
-                check_no_link(self.path, "best", "ema", *_EVENTS, os.path.basename(self.log_file))
+                check_no_link(self.path, *_SUBFOLDERS, os.path.basename(self.log_file))
                 self._check_files()
                 if not is_remote(self.path):
                     remove_leftovers(self.path)
@@ -500,7 +502,7 @@ class RunFolder(CheckpointFolder):
         """Raises OSError if a file in the folder has the name of a subfolder, or is a pipe or a socket."""
         for name in tf.io.gfile.listdir(self.path):
             path = os.path.join(self.path, name.rstrip("/"))
-            if name.rstrip("/") in ("best", "ema", *_EVENTS) and not tf.io.gfile.isdir(path):
+            if name.rstrip("/") in _SUBFOLDERS and not tf.io.gfile.isdir(path):
                 raise OSError(f"{path} cannot be written: it must be a folder, and is a file. Move it away")
             if is_pipe(path):
                 raise OSError(f"{path} cannot be read or written: it is a named pipe or a socket. Move it away")

@@ -11,21 +11,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_config.models import TRAINING_ONLY
 from txl_tf.config import RunConfig
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.files import naming_read_errors, same_path
 from txl_tf.runs.families.record import family_in
 from txl_tf.runs.folder import RunFolder, logged_step
 from txl_tf.runs.origin import check_origin
 from txl_tf.runs.weights import MisfitError
+from txl_tf.schema import differing
 
-# Hyper-parameters that change what a model computes, but not the shapes of its weights (except `activation` "swiglu").
-# So the weights can be loaded although a value differs. A warm start then logs a warning.
-NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "pre_lnorm", "activation", "reset_token")
-
-# Hyper-parameters that the text decides. They may change when a run resumes with another text. Earlier versions do not
-# record them.
+# Hyper-parameters that the text decides. They may change when a run resumes with another text, or starts from the
+# weights of another run. Earlier versions do not record them.
 _OF_TEXT = ("target_lengths",)
 
 # Settings of the training that a checkpoint depends on, besides the `batching` of its family. The other settings of the
@@ -111,18 +109,20 @@ def _last_logged_step(filename: str) -> int:
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:
     """Checks the run of the checkpoint at `path`, from whose weights a new run starts.
 
-    Raises ParameterError if its vocabularies differ. Warns if a hyper-parameter in `NOT_IN_WEIGHTS` differs. A folder
-    without `config.json` is not checked.
+    Raises ParameterError if its vocabularies differ. Warns if a hyper-parameter differs that evaluation uses, too: the
+    weights may fit although the model computes something else, for example with other `positions`. A folder without
+    `config.json` is not checked.
     """
     source = RunFolder.around(path, family_in(config).task)
     if not source.has_config():
         return
     check_vocab(source, vocabs, remedy)
-    other_model = source.read_config()["model"]
-    own_model = config["model"]
-    names = [name for name in NOT_IN_WEIGHTS if other_model.get(name, own_model.get(name)) != own_model.get(name)]
-    if names:
-        values = [", ".join(f"{name}={model[name]}" for name in names) for model in (other_model, own_model)]
+    model = {name: value for name, value in config["model"].items() if name not in (*TRAINING_ONLY, *_OF_TEXT)}
+    # A run of an earlier version does not record every hyper-parameter. It has the default of those that it lacks.
+    defaults = {name: getattr(source.family.config, name, value) for name, value in model.items()}
+    changes = differing({**defaults, **source.read_config()["model"]}, model)
+    if changes:
+        values = [", ".join(f"{name}={brief(pair[i])}" for name, pair in changes.items()) for i in (0, 1)]
         logger.warning("%s has %s; this run has %s", source, *values)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.runs.folder import RunFolder, check_spares_runs
 from txl_tf.schema import check_left_out
-from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
+from txl_tf.training.distribution import choose_precision, is_chief, make_strategy, num_workers, only_chief_logs
 
 logger = logging.getLogger("txl_tf")
 
@@ -202,6 +203,14 @@ def check_token_nll(path: str | None, folder: RunFolder, data: dict, eval_path: 
     check_spares_runs("token_nll", path, folder)
     check_not_packed("token_nll", path)
     check_writable(path)
+
+
+def token_nll_of_worker(path: str | None, strategy: tf.distribute.Strategy) -> str | None:
+    """The path to which this worker writes the nll of every token: `path` for the chief, `os.devnull` for others.
+
+    All workers must evaluate in the same way, so the others write, too. Without a path, the result is `None`.
+    """
+    return path if not path or is_chief(strategy) else os.devnull
 
 
 def check_divides(

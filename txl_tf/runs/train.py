@@ -22,8 +22,20 @@ from txl_tf.data.vocabulary import UnknownSymbol
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.nn.parts import own_parts
-from txl_tf.runs import callbacks, trackers
-from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
+from txl_tf.runs import trackers
+from txl_tf.runs.callbacks import (
+    CheckFinite,
+    Progress,
+    RunState,
+    StepCSVLogger,
+    StepTensorBoard,
+    StopOnSignal,
+    Stopped,
+    Validate,
+    complete_log,
+    cut_log,
+    step_of,
+)
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
@@ -195,9 +207,8 @@ class Run:
         model: the model, from `make_model` on.
         checkpoints: the checkpoints of the run, from `make_model` on.
         board: writer of curves and texts for TensorBoard, from `make_model` on.
-        kind: what messages call the models.
+        kind: what messages call the models; every task defines it.
         remedy: end of the message about data with another vocabulary than that of the run.
-        metric: unit in which the loss is logged besides nats, "ppl" or "bpc".
         strategies: values of `strategy` with which the models can be trained.
     """
 
@@ -216,11 +227,10 @@ class Run:
     fingerprints: dict[str, str] = dataclasses.field(init=False)
     model: Any = dataclasses.field(init=False)
     checkpoints: RunCheckpoints = dataclasses.field(init=False)
-    board: callbacks.StepTensorBoard = dataclasses.field(init=False)
+    board: StepTensorBoard = dataclasses.field(init=False)
 
-    kind = "language models"
+    kind: ClassVar[str]
     remedy = ""
-    metric = "ppl"
     strategies: ClassVar[Sequence[str]] = STRATEGIES
 
     # --------------------------------------------------------------------------------------- what subclasses define
@@ -294,20 +304,25 @@ class Run:
         return ()
 
     @property
+    def metric(self) -> str | None:
+        """Unit in which the loss is logged besides nats, "ppl" or "bpc"; `None` for no other unit."""
+        return None
+
+    @property
     def metrics(self) -> Sequence[str]:
         """Names of the metrics of training and validation, besides the loss."""
-        return [self.metric, *(metric.name for metric in self.model.metrics if metric.name == "accuracy")]
+        return [self.metric] if self.metric else []
 
-    def show(self, logs: dict, prefix: str) -> str:
-        """The loss and the metrics in `logs` as text, see `Progress`. Adds the loss in the unit `metric` to `logs`.
+    def as_text(self, logs: dict, prefix: str) -> str:
+        """The loss, in nats and in the unit `metric`, and the metrics in `logs` as text.
 
         Args:
-            logs: `{name: value}`, changed.
-            prefix: beginning of the names to show: "" for training, "val_" for validation.
+            logs: `{name: value}`.
+            prefix: beginning of the names to use: "" for training, "val_" for validation.
         """
-        logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
-        line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
-        return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
+        loss = logs[prefix + "loss"]
+        line = f"loss {loss:.4f}"
+        return f"{line} | {self.metric} {to_metric(loss, self.metric):.3f}" if self.metric else line
 
     def sample(self) -> None:
         """Logs and records text that the model generates. It must not change the state of the training."""
@@ -380,7 +395,7 @@ class Run:
         self.checkpoints = RunCheckpoints(
             model, self.folder, training.max_to_keep, write, text=self.fingerprints["valid"]
         )
-        self.board = callbacks.StepTensorBoard(self.folder.path, self.checkpoints)
+        self.board = StepTensorBoard(self.folder.path, self.checkpoints)
         self.board.set_model(model)
         self.log_model()
 
@@ -431,8 +446,14 @@ class Run:
         best = self.folder.find_best() if self.checkpoints.write else None
         if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
             monitor = self.folder.family.monitor
-            result = self.show({monitor: best[monitor]}, "val_")
+            result = self.as_text({monitor: best[monitor]}, "val_")
             logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], result)
+
+    def add_metric(self, logs: dict) -> None:
+        """Adds the losses of training and validation in the unit `metric` to `logs`, if there is such a unit."""
+        for prefix in ("", "val_"):
+            if self.metric and prefix + "loss" in logs:
+                logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
 
     def show_text(self, name: str, text: str) -> None:
         """Writes a text for TensorBoard at the current step, if this worker is the chief."""
@@ -476,23 +497,24 @@ class Run:
             raise ParameterError("steps_per_execution", model.steps_per_execution, allowed, message)
         stop = StopOnSignal(model)
         others = [
-            callbacks.CheckFinite(checkpoints),
-            callbacks.Validate(self.validation(), stop, training, checkpoints),
-            callbacks.Progress(training, self.show, self.tokens_per_step(), self.samples),
+            CheckFinite(checkpoints),
+            Validate(self.validation(), stop, training, checkpoints),
+            Progress(training, self.as_text, self.tokens_per_step(), self.samples),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.add_metric(logs)),
         ]
         if checkpoints.write:
             log_file = self.folder.log_file
             metrics = self.metrics
             validated = self.validated
             # With sums, the interval has not ended, even if `start` is its last step: its line will be written again.
-            callbacks.cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
+            cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
             if self.samples:
                 others.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
-            csv_logger = callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated)
+            csv_logger = StepCSVLogger(log_file, metrics, checkpoints, validated)
             others += [self.board, csv_logger]
         others += self.own_callbacks  # after the callbacks that add values to the logs of an epoch
         # `before_epoch_end` must be called before all callbacks, and `RunState` after all, see there.
-        run_state = callbacks.RunState(checkpoints, state, training, others)
+        run_state = RunState(checkpoints, state, training, others)
         first = keras.callbacks.LambdaCallback(on_epoch_end=run_state.before_epoch_end)
         stopped = False
         with stop:
@@ -525,10 +547,10 @@ class Run:
         """
         self.checkpoints.check_validation(results["loss"])
         logs = {f"val_{name}": value for name, value in results.items()}
-        self.show(logs, "val_")
+        self.add_metric(logs)
         if self.checkpoints.write:
             with self.checkpoints.naming_last_good():
-                is_new = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
+                is_new = complete_log(self.folder.log_file, step_of(self.model), logs)
             if is_new:  # the validation was not recorded by an earlier session
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])

@@ -95,7 +95,7 @@ class Job:
         prompt: int `[n]`, n at least 1.
         max_new_tokens: most tokens to generate, at least 1.
         deliver: function that is called with every `Piece`, in the thread of the decoder. If it raises an error, the
-            decoder logs the error and ends this text; other texts go on.
+            decoder logs the error and ends this text; other texts continue.
         with_alternatives: whether the pieces have `alternatives`.
         seed: see `generate`.
         **sampling: options of `SamplingConfig`.

@@ -138,7 +138,7 @@ class AmongWorkers(TrainedModel):
         def call(iterator):
             self._stop_agreed = any_worker(strategy, self.stop_requested)
             logs = {}
-            # Each step calls the graph anew: in one graph of several steps, a sum over workers could not change its
+            # Each step calls the graph again: in one graph of several steps, a sum over workers could not change its
             # shape from step to step.
             for _ in range(next_steps()):
                 logs = self._step_of_workers(name)(iterator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -111,6 +112,20 @@ class PairsRun(EpochRun):
             lengths = merged_lengths(self.origin.model.target_lengths, lengths)
         sizes = dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
         return {**sizes, "target_lengths": lengths}
+
+    @property
+    def metric(self) -> str:
+        return "ppl"
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        return ["ppl", "accuracy"]
+
+    def as_text(self, logs: dict, prefix: str) -> str:
+        """The loss, the perplexity and, if it is in `logs`, the accuracy."""
+        line = super().as_text(logs, prefix)
+        accuracy = logs.get(prefix + "accuracy")
+        return line if accuracy is None else f"{line} | {accuracy:.2%} right"
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
         training = self.training

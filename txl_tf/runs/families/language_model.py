@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import math
-import os
 import sys
 from typing import Any
 
@@ -48,6 +47,7 @@ from txl_tf.runs.setup import (
     name_of,
     open_corpus,
     reset_token_of,
+    token_nll_of_worker,
     warn_of_one_cluster,
     without_symbol_choice,
 )
@@ -94,18 +94,18 @@ def steps_per_call(limit: int, *ends: int) -> int:
 class LanguageModelRun(Run):
     """One training run of a language model, on a text.
 
-    `data` is `{"data_dir": ...}` or arguments of `build_corpus`. `splits` are the splits to evaluate at the end.
-    `parallel_parts` is the argument of `compile`.
+    Three settings are completed before they are used: `training` and `final` by `prepare`, `data` by `open_corpus`.
     """
 
-    data: dict[str, Any]
+    data: dict[str, Any]  # `{"data_dir": ...}` or arguments of `build_corpus`
     model_config: Any  # a `ModelConfig` or `TransformerLMConfig`, or that of another family
     training: TrainingConfig
     final: EvaluationConfig
     corpus: Corpus
     model: LanguageModel
-    parallel_parts: int = 1
+    parallel_parts: int = 1  # the argument of `compile`, from `choose_threads` on
 
+    kind = "language models"
     remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
 
     def prepare(self) -> None:
@@ -129,8 +129,6 @@ class LanguageModelRun(Run):
             self.training = dataclasses.replace(training, static_shapes=on_tpu)
         rows = final.eval_batch_size or training.train_batch_size
         self.final = dataclasses.replace(final, eval_batch_size=rows, tgt_len=training.tgt_len)
-        evaluated = ["valid", final.eval_split] if final.do_eval else ["valid"]
-        self.splits = list(dict.fromkeys(evaluated))
         if self.data.get("cutoffs"):
             # The size of the vocabulary is not known yet: `sys.maxsize` lets all cutoffs lie below it.
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
@@ -145,27 +143,17 @@ class LanguageModelRun(Run):
         check_token_nll(final.token_nll, self.folder, self.data)
 
     def open_corpus(self) -> Corpus:
-        """Reads the text. A run that starts from another one uses, or extends, the vocabulary of that run."""
-        if self.data.get("dataset") in ("text", "pydoc") and self.data.get("raw_text") is None:
-            # Runs of earlier versions, and runs that start from them, read raw text. Other runs do not.
-            existing = self.origin.source if self.origin else self.folder
-            raw_text = bool(existing.steps()) and existing.load_vocabs()[0].raw_text
-            self.data = {**self.data, "raw_text": raw_text}
+        """Completes `data`, and reads the text.
+
+        A run that starts from another one uses, or extends, the vocabulary of that run.
+        """
+        self.data = self._completed_data()
         recorded = self.recorded_data
         origin = self.origin
         if origin is None:
             return open_corpus(self.data, recorded=recorded)
         (vocab,) = origin.vocabs
         cutoffs = list(origin.model.cutoffs)
-        if self.data.get("cutoffs") not in (None, cutoffs):
-            given = self.data["cutoffs"]
-            message = f"cutoffs must be {cutoffs}, as in {origin.path}, got {given}"
-            raise ParameterError("cutoffs", given, [cutoffs], message)
-        if not self.data.get("data_dir"):
-            documents = self.data.get("documents")
-            if documents is None:
-                documents = vocab.document is not None
-            self.data = {**self.data, "cutoffs": cutoffs, "documents": documents}
         extends = self.training.extend_vocab and not origin.resumes
         # When an extended run resumes, its new symbols have been chosen already.
         data = without_symbol_choice(self.data) if self.training.extend_vocab and not extends else self.data
@@ -188,16 +176,56 @@ class LanguageModelRun(Run):
             origin.log_unknown({"text": (n_unknown, len(tokens))}, unk)
         return corpus
 
+    def _completed_data(self) -> dict[str, Any]:
+        """`data` with the settings that come from an existing run: `raw_text`; with `origin`, `cutoffs`, `documents`.
+
+        Raises ParameterError if `cutoffs` are given and differ from those of `origin`.
+        """
+        data = self.data
+        origin = self.origin
+        if data.get("dataset") in ("text", "pydoc") and data.get("raw_text") is None:
+            # Runs of earlier versions, and runs that start from them, read raw text. Other runs do not.
+            existing = origin.source if origin else self.folder
+            raw_text = bool(existing.steps()) and existing.load_vocabs()[0].raw_text
+            data = {**data, "raw_text": raw_text}
+        if origin is None:
+            return data
+        cutoffs = list(origin.model.cutoffs)
+        given = data.get("cutoffs")
+        if given not in (None, cutoffs):
+            message = f"cutoffs must be {cutoffs}, as in {origin.path}, got {given}"
+            raise ParameterError("cutoffs", given, [cutoffs], message)
+        if data.get("data_dir"):
+            return data
+        documents = data.get("documents")
+        if documents is None:
+            (vocab,) = origin.vocabs
+            documents = vocab.document is not None
+        return {**data, "cutoffs": cutoffs, "documents": documents}
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits to evaluate at the end: "valid" and, with `do_eval`, the one of `eval_split`."""
+        evaluated = ["valid", self.final.eval_split] if self.final.do_eval else ["valid"]
+        return list(dict.fromkeys(evaluated))
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """Evaluates the splits, from `open_corpus` on."""
+        return Evaluator(self.corpus, self.final)
+
+    @property
+    def metric(self) -> str:
+        return self.evaluator.metric
+
     def from_data(self) -> dict:
-        """The hyper-parameters that the corpus decides. Also makes the evaluator of the run.
+        """The hyper-parameters that the corpus decides.
 
         Raises ParameterError if the text has no ends of documents, and a setting needs them.
         """
         vocab = self.corpus.vocab
         if self.training.shuffle_documents:
             check_documents("shuffle_documents", vocab)
-        self.evaluator = Evaluator(self.corpus, self.final)
-        self.metric = self.evaluator.metric
         settings: dict[str, Any] = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
         if self.training.reset_memory_at_documents:
             settings["reset_token"] = reset_token_of(vocab, type(self.model_config))
@@ -302,9 +330,7 @@ class LanguageModelRun(Run):
     def finish(self) -> dict[str, float]:
         """Evaluates the trained model, and logs a sample if `sample_tokens` is set. Returns `{split: mean nll}`."""
         lm = self.model
-        chief = self.checkpoints.write
-        # All workers must evaluate in the same way, but only the chief writes the file.
-        token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
+        token_nll = token_nll_of_worker(self.final.token_nll, self.strategy)
         # The file `token_nll` is for the last split, the one of `eval_split`.
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
@@ -313,7 +339,7 @@ class LanguageModelRun(Run):
         if self.final.sliding_window:
             by_segments = lm.evaluate(self.validation(), verbose=0, return_dict=True)
         self.record_validation(by_segments)
-        if self.training.sample_tokens and chief:
+        if self.training.sample_tokens and self.checkpoints.write:
             self.sample()
         return {split: measured["loss"] for split, measured in results.items()}
 

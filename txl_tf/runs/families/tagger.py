@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -53,11 +52,6 @@ class TaggerRun(EpochRun):
 
     kind = "taggers"
     remedy = "Choose another folder to train on these sentences"
-
-    @property
-    def metrics(self) -> Sequence[str]:
-        """No names: training steps measure only the loss."""
-        return ()
 
     @property
     def validated(self) -> tuple[str, ...]:
@@ -234,9 +228,9 @@ class TaggerRun(EpochRun):
         n_batches = len(self.train_batches)
         logger.info("model: %s; %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
-    def show(self, logs: dict, prefix: str) -> str:
-        """The loss and the metrics in `logs` as text, see `Progress`."""
-        line = f"loss {logs[prefix + 'loss']:.4f}"
+    def as_text(self, logs: dict, prefix: str) -> str:
+        """The loss, and the accuracy or the scores of entities, if they are in `logs`."""
+        line = super().as_text(logs, prefix)
         if prefix + "accuracy" in logs:
             return f"{line} | accuracy {logs[prefix + 'accuracy']:.2%}"
         if prefix + "f1" not in logs:
@@ -256,7 +250,7 @@ class TaggerRun(EpochRun):
         """Evaluates the current weights on a split, and logs the results. The log calls the weights `what`."""
         measured = self.evaluate(split)
         results = {name: measured[name] for name in ("loss", *self.validated)}
-        logger.info("%s, %s: %s", split, what, self.show(results, ""))
+        logger.info("%s, %s: %s", split, what, self.as_text(results, ""))
         return results
 
 
