@@ -141,12 +141,12 @@ def _storing(
         if group is not None:
             check_fields(group, self)
         # A subclass calls this constructor inside its own. Only the outermost one ends with a complete layer.
-        outermost = vars(self).setdefault("_made_by", bound) is bound
+        outermost = vars(self).setdefault("_txl_made_by", bound) is bound
         # A model passes its values to its network, which does not need to check them again.
         with already_checked(group, self) if group is not None else contextlib.nullcontext():
             init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
         if outermost:
-            del vars(self)["_made_by"]
+            del vars(self)["_txl_made_by"]
             if hasattr(self, "settle"):
                 self.settle([bound.arguments[name] for name in names])
         if isinstance(self, keras.Layer):

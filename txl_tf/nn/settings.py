@@ -87,17 +87,17 @@ class Settings(MixedIntoLayer):
     fixed_methods: Mapping[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("_settings", ()):
+        if name in self.__dict__.get("_txl_settings", ()):
             change(self, name, value)
         elif isinstance(self.__dict__.get(name), PartList):
             replace_list(self, name, value, super().__setattr__)
-        elif {"_settings", "_owner"} & self.__dict__.keys() and replaces_part(self, name, value):
+        elif {"_txl_settings", "_txl_owner"} & self.__dict__.keys() and replaces_part(self, name, value):
             change_part(self, name, value, super().__setattr__)
         else:
             super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in self.__dict__.get("_settings", ()):
+        if name in self.__dict__.get("_txl_settings", ()):
             message = f"{name} of {_named(self)} cannot be deleted: set it, or make a new {type(self).__name__}"
             raise FixedAttributeError(name, None, "set rather than deleted", message)
         part = self.__dict__.get(name)
@@ -108,7 +108,7 @@ class Settings(MixedIntoLayer):
     def store(self, name: str, value: Any) -> None:
         """Sets an attribute, even a setting, without checks and without other effects."""
         super().__setattr__(name, value)
-        if name in self.__dict__.get("_settings", ()):
+        if name in self.__dict__.get("_txl_settings", ()):
             fix_list(name, self.__dict__.get(name))
 
     def check_setting(self, name: str, value: Any) -> Any:
@@ -127,14 +127,14 @@ class Settings(MixedIntoLayer):
 
     def drop_graphs(self) -> None:
         """Drops compiled graphs, so that the next calls compile again, even while `fit` or `evaluate` runs."""
-        self.__dict__.pop("_graphs", None)
+        self.__dict__.pop("_txl_graphs", None)
         for kind in ("train", "test", "predict"):
             if getattr(self, f"{kind}_function", None) is not None:
                 getattr(self, f"make_{kind}_function")(force=True)
 
     def cached_result(self, name: str, make: Callable[[], Any]) -> Any:
         """The result of `make()`, such as a compiled graph. It is kept under a `name` until `drop_graphs` is called."""
-        graphs = self.__dict__.setdefault("_graphs", {})
+        graphs = self.__dict__.setdefault("_txl_graphs", {})
         if name not in graphs:
             graphs[name] = make()
         return graphs[name]
@@ -142,7 +142,7 @@ class Settings(MixedIntoLayer):
     def drop_results(self, *names: str) -> None:
         """Drops results of `cached_result`, so that the next calls make them again."""
         for name in names:
-            self.__dict__.get("_graphs", {}).pop(name, None)
+            self.__dict__.get("_txl_graphs", {}).pop(name, None)
 
     def settle(self, arguments: Iterable[Any]) -> None:
         """Called at the end of the outermost constructor. From here on, settings are checked when they are set.
@@ -167,11 +167,11 @@ class Settings(MixedIntoLayer):
         ids = set(map(id, given_layers))
         for part in self._flatten_layers(include_self=False):
             if isinstance(part, Settings) and id(part) not in ids:
-                part.__dict__.setdefault("_owner", weakref.ref(self))
-                part.__dict__.setdefault("_settings", frozenset(_merged(type(part), "fixed_settings")))
+                part.__dict__.setdefault("_txl_owner", weakref.ref(self))
+                part.__dict__.setdefault("_txl_settings", frozenset(_merged(type(part), "fixed_settings")))
         for name in stored_names(type(self)):
             fix_list(name, self.__dict__.get(name))
-        self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_merged(type(self), "fixed_settings")])
+        self.__dict__["_txl_settings"] = frozenset([*stored_names(type(self)), *_merged(type(self), "fixed_settings")])
 
 
 class compiled_method:
@@ -200,12 +200,12 @@ class compiled_method:
 
 def add_user(layer: Any, user: Any) -> None:
     """After this, changes of a `layer` also call `user.drop_graphs()`."""
-    vars(layer).setdefault("_users", weakref.WeakSet()).add(user)
+    vars(layer).setdefault("_txl_users", weakref.WeakSet()).add(user)
 
 
 def changes_of(layer: Any) -> int:
     """How often a setting or a part has changed: of a `layer`, of a part of it, or of a layer that was given to it."""
-    return vars(layer).get("_changes", 0)
+    return vars(layer).get("_txl_changes", 0)
 
 
 def remember_graph(layer: Any) -> None:
@@ -214,7 +214,7 @@ def remember_graph(layer: Any) -> None:
     # Leaves loops and nested functions, up to the outermost function: the graph around it has no `outer_graph`.
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
-    vars(layer).setdefault("_seen_in", weakref.WeakSet()).add(graph)
+    vars(layer).setdefault("_txl_seen_in", weakref.WeakSet()).add(graph)
 
 
 # ------------------------------------------------------------------------------------------------------------- change
@@ -281,11 +281,11 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
             continue
         done.append(one)
         one.drop_graphs()
-        waiting += [owner_of(one), *vars(one).get("_users", ())]
+        waiting += [owner_of(one), *vars(one).get("_txl_users", ())]
 
     def other_graph_exists() -> bool:
         """Whether a graph in which `x` or a part was called still exists."""
-        return any(vars(layer).get("_seen_in") for layer in x._flatten_layers())
+        return any(vars(layer).get("_txl_seen_in") for layer in x._flatten_layers())
 
     if other_graph_exists():
         gc.collect()  # dropped graphs are in reference cycles
@@ -297,7 +297,7 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
         )
         raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
     for one in done:
-        vars(one)["_changes"] = changes_of(one) + 1
+        vars(one)["_txl_changes"] = changes_of(one) + 1
 
 
 def replaces_part(x: Any, name: str, value: Any) -> bool:
@@ -345,9 +345,9 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
         release(x, current)
     if not is_being_made:
         changed_layer = value if isinstance(value, keras.Layer) else x
-        changed_layer.__dict__["_was_replaced"] = f"{name} of {x.name}"
+        changed_layer.__dict__["_txl_replaced"] = f"{name} of {x.name}"
     if isinstance(value, Settings):
-        value.__dict__.setdefault("_owner", weakref.ref(x))
+        value.__dict__.setdefault("_txl_owner", weakref.ref(x))
 
 
 def free_settings_of(x: Any) -> dict[str, Check]:
