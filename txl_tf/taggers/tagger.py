@@ -413,8 +413,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     # ------------------------------------------------------------------------------------------------------ training
 
     measures = "the nll and the F1 of entities"
-
-    takes = "as in fit(inputs, tags)"
+    form_of_batches = "as in fit(inputs, tags)"
     unused_methods = {
         "nll": "fit and evaluate compute it from emissions: override compute_loss",
         "decode": "evaluate and entities decode emissions: override predict_step or test_step",

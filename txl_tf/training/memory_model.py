@@ -60,7 +60,7 @@ from txl_tf.training.keras_arguments import (
 from txl_tf.training.loop import LoopState, Steps
 from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.trained_model import SUMS, Turns
+from txl_tf.training.trained_model import SUMS, MethodLock
 
 logger = logging.getLogger("txl_tf")
 
@@ -81,7 +81,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     which `test_on_batch` uses.
 
     Threads: every `evaluate` has its own memory and sums, so several can run at the same time, also during `fit`. Steps
-    of one model run one after the other. Two methods that train cannot run at the same time, see `Turns`.
+    of one model run one after the other. Two methods that train cannot run at the same time, see `MethodLock`.
 
     Attributes:
         loop: the `LoopState` of the method that this thread runs, or of the last `fit`.
@@ -106,7 +106,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self._this_thread = threading.local()  # its `loop` is the state of the method that this thread runs
         self._methods: list[str] = []  # names of the methods that run in any thread
         self._carried = threading.local()  # see `SegmentStep`
-        self._turns = {"training": Turns(), "test_on_batch": Turns()}
+        self._method_locks = {"training": MethodLock(), "test_on_batch": MethodLock()}
         self.stepping = threading.RLock()
         self.reset_memory()
 
@@ -249,7 +249,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         """
         self.check_compiled("fit")
         kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}
-        with self._turns["training"]("fit"), plain_messages(), self._marked_as_running("fit"):
+        with self._method_locks["training"]("fit"), plain_messages(), self._marked_as_running("fit"):
             batches = self._prepare(kwargs.pop("x", None), allow_shuffled=allow_shuffled)
             refuse("fit", kwargs)
             self.check_steps("steps_per_epoch", kwargs["steps_per_epoch"])
@@ -310,8 +310,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         start = self._start_evaluation(batches)
         state = LoopState(tuple(self.metrics_names), batches, start=start, steps_left=steps)
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
-        turn = self._turns["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
-        with turn, self.using_loop(state), plain_messages(), self._marked_as_running("evaluate"):
+        lock = self._method_locks["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
+        with lock, self.using_loop(state), plain_messages(), self._marked_as_running("evaluate"):
             self.make_test_function()
             epochs = self._epochs(batches, steps)
             logs = fitting.evaluate(self, self._current("test_function"), epochs, kwargs)

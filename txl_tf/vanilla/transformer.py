@@ -363,7 +363,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     measures = "the mean nll and the accuracy"
     own_names = ("accuracy",)
-    takes = "as in fit(source, target) or fit((source, target_in), target_out)"
+    form_of_batches = "as in fit(source, target) or fit((source, target_in), target_out)"
     unused_methods = {
         "forward": "the call and the steps do not use it: override call",
         "loss_of": "the steps do not use it: override compute_loss",
