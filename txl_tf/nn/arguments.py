@@ -124,18 +124,7 @@ def _storing(
         kwargs = {name: as_int(value) for name, value in kwargs.items()}
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
-        try:
-            bound = signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            hint = ""
-            if "too many positional" in str(error):
-                by_name = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
-                by_position = [name for name in names if name not in by_name]
-                hint = f": {', '.join(by_position) or 'none'} may be given by position, "
-                hint += f"{', '.join(by_name) or 'others'} by name"
-            called = type(self).__name__
-            raise CallError(called, list(args), names, f"{called}: {error}{hint}") from None
-        bound.apply_defaults()
+        bound = _bound(signature, names, self, args, kwargs)
         for name in names:
             setattr(self, name, bound.arguments[name])
         if group is not None:
@@ -157,6 +146,32 @@ def _storing(
 
     vars(call).update(__signature__=signature, stored=names, group=group)
     return cast(Init, call)
+
+
+def _bound(
+    signature: inspect.Signature, names: Sequence[str], x: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of the constructor of `x`, with defaults. Raises CallError if they do not fit the signature.
+
+    Args:
+        signature: signature of the constructor.
+        names: its parameters, without `self` and `**kwargs`.
+        x: the new layer or model.
+        args, kwargs: the arguments.
+    """
+    try:
+        bound = signature.bind(x, *args, **kwargs)
+    except TypeError as error:
+        hint = ""
+        if "too many positional" in str(error):
+            by_name = [name for name in names if signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
+            by_position = [name for name in names if name not in by_name]
+            hint = f": {', '.join(by_position) or 'none'} may be given by position, "
+            hint += f"{', '.join(by_name) or 'others'} by name"
+        called = type(x).__name__
+        raise CallError(called, list(args), list(names), f"{called}: {error}{hint}") from None
+    bound.apply_defaults()
+    return bound
 
 
 def _check_policy(layer: keras.Layer) -> None:

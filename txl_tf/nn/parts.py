@@ -17,9 +17,9 @@ from txl_tf.errors import ParameterError
 
 
 def is_library(part: Any, cls: Any) -> bool:
-    """Whether a layer or model uses the call of `cls`, a class of this library.
+    """Whether a layer or model uses the library's `call` of `cls`.
 
-    It does not if a user has replaced the call in a subclass, in the class or in the instance.
+    It does not if a user has overridden `call` in a subclass, in the class or in the instance.
     """
     call = getattr(type(part), "call", None)
     return "call" not in vars(part) and call is cls.call and call.__module__.startswith("txl_tf.")

@@ -71,8 +71,8 @@ class Settings(MixedIntoLayer):
 
     Attributes:
         free_settings: `{name: check}` of the free settings that are not fields of a `Config`; a `Config` knows which of
-            its fields are free. A class with neither `free_settings` nor a `Config` has no settings except the
-            `fixed_settings` of its instances that are parts: its other attributes are ordinary ones.
+            its fields are free. A class without `free_settings` and without a `Config` has no settings. Its attributes
+            can be set freely, except its `fixed_settings` while an instance is a part of another layer.
         fixed_settings: `{name: what to do instead}` of settings that are fixed although they are free in the `Config`
             or in a base class, and of other attributes that cannot be set. By default, "make a new one".
         copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts. `part` may be an attribute with
@@ -230,28 +230,36 @@ def change(x: Any, name: str, value: Any) -> None:
         ParameterError: the value has a wrong type or is out of range.
     """
     value = as_int(value)
-    current = getattr(x, name, None)
     owner, setting = _governing(x, name)
     if setting is not None:  # set it where it comes from, which passes it on to `x`
         setattr(owner, setting, value)
         return
-    is_free = owner is None and name in free_settings_of(x)
     # The constructor of a user's subclass, after the library's. It may use the name for something else: a value that is
     # not valid for the setting is stored as an ordinary attribute. But the parts have the old dtype policy already.
-    if in_constructor(x) and name != "dtype_policy":
+    may_be_another_attribute = in_constructor(x) and name != "dtype_policy"
+    is_free = owner is None and name in free_settings_of(x)
+    if is_free:
         try:
-            value = x.check_setting(name, value) if is_free else value
+            value = x.check_setting(name, value)
         except ParameterError:
+            if not may_be_another_attribute:
+                raise
             is_free = False
+    current = getattr(x, name, None)
+    if not is_free and may_be_another_attribute:
+        x.store(name, value)
+    elif not _same(keras.dtype_policies.get(value) if name == "dtype_policy" else value, current):
         if not is_free:
-            x.store(name, value)
-            return
-    elif is_free:
-        value = x.check_setting(name, value)
-    if _same(keras.dtype_policies.get(value) if name == "dtype_policy" else value, current):
-        return
-    if not is_free:
-        raise _fixed_error(x, name, value, current, owner)
+            raise _fixed_error(x, name, value, current, owner)
+        _set_with_copies(x, name, value, current)
+
+
+def _set_with_copies(x: Any, name: str, value: Any, current: Any) -> None:
+    """Sets a free setting and its copies in parts from `current` to `value`, and drops the graphs with `current`.
+
+    Raises:
+        FixedAttributeError: a part with a copy cannot change it, or another graph exists, see `change_graphs`.
+    """
     copies = list(_copies(x, name))
     for part, _ in copies:
         if not isinstance(part, Settings):
