@@ -119,7 +119,7 @@ class Resumable(AmongWorkers):
 
     @known_names
     def compile(
-        self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
+        self, optimizer: Any = None, loss: None = None, loss_weights: Any = None, metrics: Any = None,
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
         jit_compile: bool | str = False, auto_scale_loss: bool = True,
     ) -> None:  # fmt: skip
@@ -172,7 +172,7 @@ class Resumable(AmongWorkers):
         """
         return self._extra_metrics.update(labels, outputs, counted, weights)
 
-    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, as `keras.Model.fit` does. The docstring of the model describes `x`, `y` and weights.
 
         Args:
@@ -217,7 +217,7 @@ class Resumable(AmongWorkers):
         if not (isinstance(data, tf.data.Dataset) and int(data.cardinality()) == steps):
             self.check_steps(name, steps)
 
-    def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
         It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`, and, without
@@ -240,7 +240,7 @@ class Resumable(AmongWorkers):
         results = [logs[name] for name in (*names, *sorted(logs.keys() - {*names}))]
         return results if len(results) > 1 else results[0]
 
-    def predict(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """The results of the call for all rows of `x`, or of an overridden `predict_step`; see `keras.Model.predict`.
 
         Raises:
@@ -257,8 +257,8 @@ class Resumable(AmongWorkers):
 
     def train_on_batch(
         self,
-        x: Tensor,
-        y: Tensor | None = None,
+        x: Any,
+        y: Any = None,
         sample_weight: Any = None,
         class_weight: Any = None,
         return_dict: bool = False,
@@ -278,9 +278,7 @@ class Resumable(AmongWorkers):
             self._check_class_weights()
         return logs
 
-    def test_on_batch(
-        self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False
-    ) -> Any:
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them.
 
         Raises ParameterError if several workers train together, or another thread runs `fit`.
@@ -481,7 +479,7 @@ class Resumable(AmongWorkers):
 
     def compute_loss(
         self,
-        x: Tensor | None = None,
+        x: Any = None,
         y: Tensor | None = None,
         y_pred: Tensor | None = None,
         sample_weight: Any = None,
@@ -504,7 +502,7 @@ class Resumable(AmongWorkers):
         loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
         return loss * self.distribute_strategy.num_replicas_in_sync
 
-    def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
+    def own_loss(self, x: Any, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
         """This replica's share of the loss from a user's `compute_loss`; `None` if the user has not overridden it."""
         if not is_overridden(self, "compute_loss"):
             return None
@@ -513,7 +511,7 @@ class Resumable(AmongWorkers):
         return tf.cast(loss, self.loss_dtype) / self.distribute_strategy.num_replicas_in_sync
 
     def reported(
-        self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool
+        self, logs: Any, x: Any, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool
     ) -> dict[str, Any]:
         """The result of a step: `logs` and the user's metrics.
 

@@ -279,7 +279,7 @@ class SegmentStep(TrainedModel):
         return tf.convert_to_tensor(inner_optimizer.gradient_norm) if norm is None else norm
 
 
-def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, Any]:
+def weighted_sum(nll: Tensor, kept: Tensor | None, weights: Any = None) -> tuple[Any, Any]:
     """`(sum of weight * nll, sum of the weights)` of a segment, in the dtype of `nll`.
 
     Args:
