@@ -15,6 +15,17 @@ in its configuration that this part alone is different.
 
 Without this file, `lm.dropout = 0.0` would have no effect: each layer, and each part of a layer, has its own copy of
 the rate, because it can also be used alone; and compiled graphs contain the old rate as a constant.
+
+What the library notes about a layer are attributes that begin with `_txl_`. They are set by `vars`, so that Keras does
+not track them:
+
+    _txl_settings       the names whose values are checked when they are set
+    _txl_owner          weak reference to the layer or model of which the layer is a part
+    _txl_users          layers and models that the layer was given to, see `add_user`
+    _txl_graphs         see `cached_result`
+    _txl_seen_in        the graphs of a user in which the layer was called, see `remember_graph`
+    _txl_changes        see `changes_of`
+    _txl_replaced       what has replaced a part, a method or the class after the constructor, for a message
 """
 
 import functools
