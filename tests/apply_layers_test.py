@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers import raises_parameter
 
 from txl_tf import TransformerLM, TransformerXL, TransformerXLLM
-from txl_tf.layers import TransformerXLLayer
+from txl_tf.layers import PositionwiseFF, TransformerXLLayer
 from txl_tf.transformer_xl.apply_layers import apply_layers
 
 SIZES = {"n_token": 30, "n_layer": 3, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
@@ -190,14 +190,39 @@ def test_recompute_is_refused_for_layers_that_change_variables_or_add_losses(sta
         network(ids(0), training=True, static_shapes=static_shapes)
 
 
+def has_loop(network):
+    """Whether a call of `network` in training, with static shapes, is a loop over its layers."""
+
+    @tf.function(autograph=False)
+    def step(tokens):
+        return network(tokens, training=True, static_shapes=True)[0]
+
+    types = {operation.type for operation in step.get_concrete_function(ids(0)).graph.get_operations()}
+    return bool(types & {"While", "StatelessWhile"})
+
+
 @pytest.mark.parametrize("options", [{}, {"norm": "rms", "activation": "swiglu"}, {"lora_rank": 2}], ids=str)
 def test_layers_that_differ_only_in_weights_are_one_loop(options):
     lm = TransformerXLLM(**SIZES, mem_len=5, dropout=0.1, seed=1, **options)
     lm(ids(0))
+    assert has_loop(lm.network)
 
-    @tf.function(autograph=False)
-    def step(tokens):
-        return lm.network(tokens, training=True, static_shapes=True)[0]
 
-    types = {operation.type for operation in step.get_concrete_function(ids(0)).graph.get_operations()}
-    assert types & {"While", "StatelessWhile"}
+class Own(TransformerXLLayer):
+    pass
+
+
+def replace_class(layer):
+    layer.__class__ = Own
+
+
+def replace_part(layer):
+    layer.ff = PositionwiseFF.from_config({**layer.ff.get_config(), "seed": 1})
+
+
+@pytest.mark.parametrize("replace", [replace_class, replace_part])
+def test_layers_whose_classes_or_parts_were_replaced_are_one_loop(replace):
+    network = TransformerXL(**{**SIZES, "n_layer": 2}, mem_len=5, dropout=0.0, seed=1)
+    for layer in network.decoder_layers:
+        replace(layer)
+    assert has_loop(network)

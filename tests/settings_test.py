@@ -444,6 +444,7 @@ def test_a_subclass_may_use_any_name_in_its_constructor():
             self.dropatt = 0.25
             self.num_heads, self.dropact = "mine", ["mine"]  # no values of these settings: names of its own
             self.own = 1
+            self._settings, self._owner = {}, "mine"
 
     layer = Mine(rate=0.0)
     assert (layer.rate, layer.mha.rate, layer.num_heads, layer.dropact) == (0.25, 0.25, "mine", ["mine"])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers import SMALL, randomise
 
 import txl_tf
-from txl_tf.training.trained_model import Turns
+from txl_tf.training.trained_model import MethodLock
 
 pytestmark = pytest.mark.ci
 
@@ -169,11 +169,11 @@ def test_models_that_count_in_metrics_evaluate_one_after_the_other_and_not_besid
     model.train_on_batch(*data)
 
 
-def test_a_turn_may_be_entered_again_and_ends_with_an_exception():
-    turns, order, inside = Turns(), [], threading.Event()
+def test_a_lock_may_be_taken_again_and_is_released_by_an_exception():
+    lock, order, inside = MethodLock(), [], threading.Event()
 
     def first():
-        with turns("evaluate"), turns("evaluate"):
+        with lock("evaluate"), lock("evaluate"):
             inside.set()
             order.append("begins")
             threading.Event().wait(0.05)
@@ -181,15 +181,15 @@ def test_a_turn_may_be_entered_again_and_ends_with_an_exception():
 
     def second():
         inside.wait()
-        with turns("fit"):
+        with lock("fit"):
             order.append("second")
-            (error,) = in_threads(lambda: turns("evaluate").__enter__())
+            (error,) = in_threads(lambda: lock("evaluate").__enter__())
             assert_refused(error, "evaluate")
             raise RuntimeError
 
     none, error = in_threads(first, second)
     assert none is None and type(error) is RuntimeError and order == ["begins", "ends", "second"]
-    with turns("evaluate"):
+    with lock("evaluate"):
         pass
 
 

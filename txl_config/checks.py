@@ -217,6 +217,17 @@ def check_bins(n_token: int, d_embed: int, cutoffs: Sequence[int], div_val: int)
         raise ParameterError("d_embed", d_embed, f"at least {div_val**last}", message)
 
 
+def check_parallel_parts(parallel_parts: int | None, static_shapes: bool | None, jit_compile: bool | str) -> None:
+    """Raises ParameterError if there are parallel parts with static shapes or with XLA.
+
+    Args: those of `compile` of a language model; or `None`, for a value that the program chooses.
+    """
+    if parallel_parts is not None and parallel_parts > 1 and (static_shapes or jit_compile):
+        allowed = "1 with static_shapes or jit_compile"
+        message = f"parallel_parts must be {allowed}, got {parallel_parts}: XLA computes one part after the other"
+        raise ParameterError("parallel_parts", parallel_parts, allowed, message)
+
+
 # ----------------------------------------------------------------------------------------------------------- groups
 
 _REQUIRED = dataclasses.MISSING

@@ -13,6 +13,7 @@ from txl_config.checks import (
     SHARE,
     Config,
     at_least,
+    check_parallel_parts,
     group,
     not_empty,
     one_of,
@@ -162,12 +163,7 @@ class TrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.parallel_parts or 1) > 1 and (self.static_shapes or self.jit_compile):
-            allowed = "1 with static_shapes or jit_compile"
-            message = (
-                f"parallel_parts must be {allowed}, got {self.parallel_parts}: XLA computes one part after the other"
-            )
-            raise ParameterError("parallel_parts", self.parallel_parts, allowed, message)
+        check_parallel_parts(self.parallel_parts, self.static_shapes, self.jit_compile)
 
 
 @group

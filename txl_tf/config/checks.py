@@ -28,6 +28,7 @@ from txl_config.checks import (
     check_bins,
     check_fields,
     check_integer,
+    check_parallel_parts,
     group,
     is_integer,
     is_number,
@@ -44,7 +45,7 @@ from txl_config.checks import (
 __all__ = [
     "COUNT_OR_ALL", "EVEN_SIZE", "FRACTION", "INIT_SCALE", "LAYERS", "LENGTH", "MEMORY", "NEVER_FALLING",
     "NOT_NEGATIVE", "POSITIVE", "RATE", "RISING", "SHARE", "SYMBOLS", "WIDTH", "Config", "Group", "all_of",
-    "already_checked", "as_int", "at_least", "check_bins", "check_fields", "check_integer", "group", "is_integer",
-    "is_number", "keras_initializer", "not_empty", "one_of", "one_of_or_initializer", "option", "satisfies", "unless",
-    "where",
+    "already_checked", "as_int", "at_least", "check_bins", "check_fields", "check_integer", "check_parallel_parts",
+    "group", "is_integer", "is_number", "keras_initializer", "not_empty", "one_of", "one_of_or_initializer",
+    "option", "satisfies", "unless", "where",
 ]  # fmt: skip

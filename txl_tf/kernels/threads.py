@@ -27,11 +27,13 @@ def _number_in(variable: str) -> int:
 
 
 def shares(number: int, of_each: int = 1) -> list[slice]:
-    """Divides `number` things into slices of about the same length, `of_each` for each of the `operations_at_a_time`.
+    """Cuts `number` items into slices of about equal length.
+
+    There are `of_each` slices for each of the `operations_at_a_time`, and at most `number` slices.
 
     Args:
-        number: at least 1. There are at most so many slices.
-        of_each: more than 1 if one core has other work first: it then computes fewer of the slices.
+        number: at least 1.
+        of_each: above 1 if one core starts later: it then takes fewer slices.
     """
     n_shares = min(operations_at_a_time() * of_each, number)
     borders = [number * share // n_shares for share in range(n_shares + 1)]

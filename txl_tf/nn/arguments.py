@@ -124,29 +124,18 @@ def _storing(
         kwargs = {name: as_int(value) for name, value in kwargs.items()}
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
-        try:
-            bound = signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            hint = ""
-            if "too many positional" in str(error):
-                by_name = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
-                by_position = [name for name in names if name not in by_name]
-                hint = f": {', '.join(by_position) or 'none'} may be given by position, "
-                hint += f"{', '.join(by_name) or 'others'} by name"
-            called = type(self).__name__
-            raise CallError(called, list(args), names, f"{called}: {error}{hint}") from None
-        bound.apply_defaults()
+        bound = _bound(signature, names, self, args, kwargs)
         for name in names:
             setattr(self, name, bound.arguments[name])
         if group is not None:
             check_fields(group, self)
         # A subclass calls this constructor inside its own. Only the outermost one ends with a complete layer.
-        outermost = vars(self).setdefault("_made_by", bound) is bound
+        outermost = vars(self).setdefault("_txl_made_by", bound) is bound
         # A model passes its values to its network, which does not need to check them again.
         with already_checked(group, self) if group is not None else contextlib.nullcontext():
             init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
         if outermost:
-            del vars(self)["_made_by"]
+            del vars(self)["_txl_made_by"]
             if hasattr(self, "settle"):
                 self.settle([bound.arguments[name] for name in names])
         if isinstance(self, keras.Layer):
@@ -157,6 +146,32 @@ def _storing(
 
     vars(call).update(__signature__=signature, stored=names, group=group)
     return cast(Init, call)
+
+
+def _bound(
+    signature: inspect.Signature, names: Sequence[str], x: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of the constructor of `x`, with defaults. Raises CallError if they do not fit the signature.
+
+    Args:
+        signature: signature of the constructor.
+        names: its parameters, without `self` and `**kwargs`.
+        x: the new layer or model.
+        args, kwargs: the arguments.
+    """
+    try:
+        bound = signature.bind(x, *args, **kwargs)
+    except TypeError as error:
+        hint = ""
+        if "too many positional" in str(error):
+            by_name = [name for name in names if signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
+            by_position = [name for name in names if name not in by_name]
+            hint = f": {', '.join(by_position) or 'none'} may be given by position, "
+            hint += f"{', '.join(by_name) or 'others'} by name"
+        called = type(x).__name__
+        raise CallError(called, list(args), list(names), f"{called}: {error}{hint}") from None
+    bound.apply_defaults()
+    return bound
 
 
 def _check_policy(layer: keras.Layer) -> None:

@@ -251,10 +251,10 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
         Raises ParameterError if a part was replaced after the constructor: the configuration would not have it.
         """
         parts = self._flatten_layers(include_self=False)
-        changed = next((part for part in parts if "_was_replaced" in vars(part)), None)  # see `change_part`
+        changed = next((part for part in parts if "_txl_replaced" in vars(part)), None)  # see `change_part`
         if changed is not None and not self.restores_parts:
             message = (
-                f"{vars(changed)['_was_replaced']} was set after {self.name} was made: a file or clone would not have "
+                f"{vars(changed)['_txl_replaced']} was set after {self.name} was made: a file or clone would not have "
                 f"it. Set it in the constructor of a subclass of {type(self).__name__}"
             )
             allowed = "a part that the constructor makes"

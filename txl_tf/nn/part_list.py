@@ -141,7 +141,7 @@ def _replace_parts(layer: Any, before: Sequence[Any], after: Sequence[Any]) -> N
     new = [part for part in after if not any(part is other for other in before)]
     with unlocked(layer):
         for i, part in enumerate(new):
-            vars(part).setdefault("_owner", weakref.ref(layer))  # see `Settings`
+            vars(part).setdefault("_txl_owner", weakref.ref(layer))  # see `Settings`
             layer._tracker.untrack(part)  # Keras may have put it at the end
             place = tracked.index(old[i]) if i < len(old) else len(tracked)
             layer._tracker.track(part)

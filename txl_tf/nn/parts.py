@@ -17,9 +17,9 @@ from txl_tf.errors import ParameterError
 
 
 def is_library(part: Any, cls: Any) -> bool:
-    """Whether a layer or model uses the call of `cls`, a class of this library.
+    """Whether a layer or model uses the library's `call` of `cls`.
 
-    It does not if a user has replaced the call in a subclass, in the class or in the instance.
+    It does not if a user has overridden `call` in a subclass, in the class or in the instance.
     """
     call = getattr(type(part), "call", None)
     return "call" not in vars(part) and call is cls.call and call.__module__.startswith("txl_tf.")
@@ -99,16 +99,18 @@ def keras_layer() -> keras.Layer:
 _WITH_EFFECT = {
     "call", "_dtype_policy", "autocast", "_convert_input_args", "_supports_masking", "activity_regularizer"
 }  # fmt: skip
-# The other attributes that Keras sets, links to the owner, sources of dropout keys, and graphs do not change the call.
-_OF_SETTINGS = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", "_changes"}
-_WITHOUT_EFFECT = {*_OF_SETTINGS, *vars(keras_layer())} - _WITH_EFFECT
+# The other attributes that Keras sets, and the sources of dropout keys, do not change the call.
+_WITHOUT_EFFECT = {"_key_source", "_draw", *vars(keras_layer())} - _WITH_EFFECT
+# What this library notes about a layer, such as its owner and its graphs, does not change the call either. The names
+# of these attributes begin with `_txl_`, those of TensorFlow's own attributes with `_self_`.
+_PREFIXES_WITHOUT_EFFECT = ("_txl_", "_self_")
 
 
 def alike(x: Any, y: Any) -> bool:
     """Whether two layers differ only in their names and in the values of their weights.
 
     Then the call of one with the weights of the other is the call of the other. All attributes are compared, also those
-    that a user has added, except those in `_WITHOUT_EFFECT`:
+    that a user has added, except those without effect on the call, see `_matters`:
 
     - numbers, texts, arrays, containers and dtype policies by their content;
     - layers by their attributes, and weights by shape and dtype;
@@ -137,7 +139,7 @@ def alike(x: Any, y: Any) -> bool:
 
 def _matters(name: str) -> bool:
     """Whether an attribute can change what a layer's call computes."""
-    return name not in _WITHOUT_EFFECT and not name.startswith("_self_")  # TensorFlow's own begin with _self_
+    return name not in _WITHOUT_EFFECT and not name.startswith(_PREFIXES_WITHOUT_EFFECT)
 
 
 def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
@@ -303,7 +305,7 @@ def build_like(current: Any, part: Any) -> None:
 
 def owner_of(layer: Any) -> Any:
     """The layer or model of which a `layer` is a part, or `None`."""
-    return vars(layer).get("_owner", lambda: None)()
+    return vars(layer).get("_txl_owner", lambda: None)()
 
 
 def release(x: Any, part: Any) -> None:
@@ -318,7 +320,7 @@ def release(x: Any, part: Any) -> None:
     remaining = set(map(id, x._flatten_layers()))
     for layer in part._flatten_layers():
         if id(layer) not in remaining and owner_of(layer) is x:
-            del vars(layer)["_owner"]
+            del vars(layer)["_txl_owner"]
 
 
 def as_list(x: Any) -> list[Any]:

@@ -15,6 +15,17 @@ in its configuration that this part alone is different.
 
 Without this file, `lm.dropout = 0.0` would have no effect: each layer, and each part of a layer, has its own copy of
 the rate, because it can also be used alone; and compiled graphs contain the old rate as a constant.
+
+What the library notes about a layer are attributes that begin with `_txl_`. They are set by `vars`, so that Keras does
+not track them:
+
+    _txl_settings       the names whose values are checked when they are set
+    _txl_owner          weak reference to the layer or model of which the layer is a part
+    _txl_users          layers and models that the layer was given to, see `add_user`
+    _txl_graphs         see `cached_result`
+    _txl_seen_in        the graphs of a user in which the layer was called, see `remember_graph`
+    _txl_changes        see `changes_of`
+    _txl_replaced       what has replaced a part, a method or the class after the constructor, for a message
 """
 
 import functools
@@ -71,8 +82,8 @@ class Settings(MixedIntoLayer):
 
     Attributes:
         free_settings: `{name: check}` of the free settings that are not fields of a `Config`; a `Config` knows which of
-            its fields are free. A class with neither `free_settings` nor a `Config` has no settings except the
-            `fixed_settings` of its instances that are parts: its other attributes are ordinary ones.
+            its fields are free. A class without `free_settings` and without a `Config` has no settings. Its attributes
+            can be set freely, except its `fixed_settings` while an instance is a part of another layer.
         fixed_settings: `{name: what to do instead}` of settings that are fixed although they are free in the `Config`
             or in a base class, and of other attributes that cannot be set. By default, "make a new one".
         copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts. `part` may be an attribute with
@@ -87,17 +98,17 @@ class Settings(MixedIntoLayer):
     fixed_methods: Mapping[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("_settings", ()):
+        if name in self.__dict__.get("_txl_settings", ()):
             change(self, name, value)
         elif isinstance(self.__dict__.get(name), PartList):
             replace_list(self, name, value, super().__setattr__)
-        elif {"_settings", "_owner"} & self.__dict__.keys() and replaces_part(self, name, value):
+        elif {"_txl_settings", "_txl_owner"} & self.__dict__.keys() and replaces_part(self, name, value):
             change_part(self, name, value, super().__setattr__)
         else:
             super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in self.__dict__.get("_settings", ()):
+        if name in self.__dict__.get("_txl_settings", ()):
             message = f"{name} of {_named(self)} cannot be deleted: set it, or make a new {type(self).__name__}"
             raise FixedAttributeError(name, None, "set rather than deleted", message)
         part = self.__dict__.get(name)
@@ -108,7 +119,7 @@ class Settings(MixedIntoLayer):
     def store(self, name: str, value: Any) -> None:
         """Sets an attribute, even a setting, without checks and without other effects."""
         super().__setattr__(name, value)
-        if name in self.__dict__.get("_settings", ()):
+        if name in self.__dict__.get("_txl_settings", ()):
             fix_list(name, self.__dict__.get(name))
 
     def check_setting(self, name: str, value: Any) -> Any:
@@ -127,14 +138,14 @@ class Settings(MixedIntoLayer):
 
     def drop_graphs(self) -> None:
         """Drops compiled graphs, so that the next calls compile again, even while `fit` or `evaluate` runs."""
-        self.__dict__.pop("_graphs", None)
+        self.__dict__.pop("_txl_graphs", None)
         for kind in ("train", "test", "predict"):
             if getattr(self, f"{kind}_function", None) is not None:
                 getattr(self, f"make_{kind}_function")(force=True)
 
     def cached_result(self, name: str, make: Callable[[], Any]) -> Any:
         """The result of `make()`, such as a compiled graph. It is kept under a `name` until `drop_graphs` is called."""
-        graphs = self.__dict__.setdefault("_graphs", {})
+        graphs = self.__dict__.setdefault("_txl_graphs", {})
         if name not in graphs:
             graphs[name] = make()
         return graphs[name]
@@ -142,7 +153,7 @@ class Settings(MixedIntoLayer):
     def drop_results(self, *names: str) -> None:
         """Drops results of `cached_result`, so that the next calls make them again."""
         for name in names:
-            self.__dict__.get("_graphs", {}).pop(name, None)
+            self.__dict__.get("_txl_graphs", {}).pop(name, None)
 
     def settle(self, arguments: Iterable[Any]) -> None:
         """Called at the end of the outermost constructor. From here on, settings are checked when they are set.
@@ -167,11 +178,11 @@ class Settings(MixedIntoLayer):
         ids = set(map(id, given_layers))
         for part in self._flatten_layers(include_self=False):
             if isinstance(part, Settings) and id(part) not in ids:
-                part.__dict__.setdefault("_owner", weakref.ref(self))
-                part.__dict__.setdefault("_settings", frozenset(_merged(type(part), "fixed_settings")))
+                part.__dict__.setdefault("_txl_owner", weakref.ref(self))
+                part.__dict__.setdefault("_txl_settings", frozenset(_merged(type(part), "fixed_settings")))
         for name in stored_names(type(self)):
             fix_list(name, self.__dict__.get(name))
-        self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_merged(type(self), "fixed_settings")])
+        self.__dict__["_txl_settings"] = frozenset([*stored_names(type(self)), *_merged(type(self), "fixed_settings")])
 
 
 class compiled_method:
@@ -200,12 +211,12 @@ class compiled_method:
 
 def add_user(layer: Any, user: Any) -> None:
     """After this, changes of a `layer` also call `user.drop_graphs()`."""
-    vars(layer).setdefault("_users", weakref.WeakSet()).add(user)
+    vars(layer).setdefault("_txl_users", weakref.WeakSet()).add(user)
 
 
 def changes_of(layer: Any) -> int:
     """How often a setting or a part has changed: of a `layer`, of a part of it, or of a layer that was given to it."""
-    return vars(layer).get("_changes", 0)
+    return vars(layer).get("_txl_changes", 0)
 
 
 def remember_graph(layer: Any) -> None:
@@ -214,7 +225,7 @@ def remember_graph(layer: Any) -> None:
     # Leaves loops and nested functions, up to the outermost function: the graph around it has no `outer_graph`.
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
-    vars(layer).setdefault("_seen_in", weakref.WeakSet()).add(graph)
+    vars(layer).setdefault("_txl_seen_in", weakref.WeakSet()).add(graph)
 
 
 # ------------------------------------------------------------------------------------------------------------- change
@@ -230,28 +241,36 @@ def change(x: Any, name: str, value: Any) -> None:
         ParameterError: the value has a wrong type or is out of range.
     """
     value = as_int(value)
-    current = getattr(x, name, None)
     owner, setting = _governing(x, name)
     if setting is not None:  # set it where it comes from, which passes it on to `x`
         setattr(owner, setting, value)
         return
-    is_free = owner is None and name in free_settings_of(x)
     # The constructor of a user's subclass, after the library's. It may use the name for something else: a value that is
     # not valid for the setting is stored as an ordinary attribute. But the parts have the old dtype policy already.
-    if in_constructor(x) and name != "dtype_policy":
+    may_be_another_attribute = in_constructor(x) and name != "dtype_policy"
+    is_free = owner is None and name in free_settings_of(x)
+    if is_free:
         try:
-            value = x.check_setting(name, value) if is_free else value
+            value = x.check_setting(name, value)
         except ParameterError:
+            if not may_be_another_attribute:
+                raise
             is_free = False
+    current = getattr(x, name, None)
+    if not is_free and may_be_another_attribute:
+        x.store(name, value)
+    elif not _same(keras.dtype_policies.get(value) if name == "dtype_policy" else value, current):
         if not is_free:
-            x.store(name, value)
-            return
-    elif is_free:
-        value = x.check_setting(name, value)
-    if _same(keras.dtype_policies.get(value) if name == "dtype_policy" else value, current):
-        return
-    if not is_free:
-        raise _fixed_error(x, name, value, current, owner)
+            raise _fixed_error(x, name, value, current, owner)
+        _set_with_copies(x, name, value, current)
+
+
+def _set_with_copies(x: Any, name: str, value: Any, current: Any) -> None:
+    """Sets a free setting and its copies in parts from `current` to `value`, and drops the graphs with `current`.
+
+    Raises:
+        FixedAttributeError: a part with a copy cannot change it, or another graph exists, see `change_graphs`.
+    """
     copies = list(_copies(x, name))
     for part, _ in copies:
         if not isinstance(part, Settings):
@@ -281,11 +300,11 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
             continue
         done.append(one)
         one.drop_graphs()
-        waiting += [owner_of(one), *vars(one).get("_users", ())]
+        waiting += [owner_of(one), *vars(one).get("_txl_users", ())]
 
     def other_graph_exists() -> bool:
         """Whether a graph in which `x` or a part was called still exists."""
-        return any(vars(layer).get("_seen_in") for layer in x._flatten_layers())
+        return any(vars(layer).get("_txl_seen_in") for layer in x._flatten_layers())
 
     if other_graph_exists():
         gc.collect()  # dropped graphs are in reference cycles
@@ -297,7 +316,7 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
         )
         raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
     for one in done:
-        vars(one)["_changes"] = changes_of(one) + 1
+        vars(one)["_txl_changes"] = changes_of(one) + 1
 
 
 def replaces_part(x: Any, name: str, value: Any) -> bool:
@@ -345,9 +364,9 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
         release(x, current)
     if not is_being_made:
         changed_layer = value if isinstance(value, keras.Layer) else x
-        changed_layer.__dict__["_was_replaced"] = f"{name} of {x.name}"
+        changed_layer.__dict__["_txl_replaced"] = f"{name} of {x.name}"
     if isinstance(value, Settings):
-        value.__dict__.setdefault("_owner", weakref.ref(x))
+        value.__dict__.setdefault("_txl_owner", weakref.ref(x))
 
 
 def free_settings_of(x: Any) -> dict[str, Check]:

@@ -37,7 +37,7 @@ from txl_tf.vanilla.multi_head_attention import heads_of
 EPSILON = 1e-5  # of the layer norms: PyTorch's default
 
 
-def checked_mask(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
+def checked_mask(x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None, d_model: int) -> Tensor | None:
     """Checks the tensors of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
     mask = mask_of_call(x, mask)
     sizes = {"d_model": d_model}

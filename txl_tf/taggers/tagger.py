@@ -413,8 +413,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     # ------------------------------------------------------------------------------------------------------ training
 
     measures = "the nll and the F1 of entities"
-
-    takes = "as in fit(inputs, tags)"
+    form_of_batches = "as in fit(inputs, tags)"
     unused_methods = {
         "nll": "fit and evaluate compute it from emissions: override compute_loss",
         "decode": "evaluate and entities decode emissions: override predict_step or test_step",
@@ -441,13 +440,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """Clips `tags` to the ids of labels. Tags at padding may have any value; `CRF.nll` checks tags of elements."""
         return tf.clip_by_value(as_ids("tags", tags, 2), 0, len(self.labels) - 1)
 
-    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         self._warn_of_forbidden(x, y)
         return super().fit(x, y, *args, **kwargs)
 
     fit.__doc__ = Resumable.fit.__doc__
 
-    def _warn_of_forbidden(self, x: Tensor, y: Tensor | None = None) -> None:
+    def _warn_of_forbidden(self, x: Any, y: Any = None) -> None:
         """Warns if the tags in `x` and `y` of `fit` often break the scheme of the labels, see `constraints`.
 
         It reads only the first sentences, and none if reading could affect the training, see `first_batches`.
@@ -468,7 +467,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
                 "constraints=False"
             )
 
-    def _count_forbidden(self, mask: Tensor, tags: Tensor) -> np.ndarray:
+    def _count_forbidden(self, mask: np.ndarray, tags: np.ndarray) -> np.ndarray:
         """Counts `[transitions that the scheme forbids, entities]` in the tags `[B, T]` where `mask` is true."""
         rows = np.nonzero(mask)[0]
         tags = tags[mask]
@@ -509,7 +508,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         logs = {**self.log_means(nll, weight, own_loss), **self.spans.result(), **measured}
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
-    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
+    def loss_share(self, x: Any, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
         nll, weight = self._nll_and_weight(y_pred, self._mask_of(x), as_ids("tags", y, 2), sample_weight)
         return tf.math.divide_no_nan(nll, self.over_replicas(weight))

@@ -45,7 +45,8 @@ class LoopState:
         start: function of a number of rows that makes the first memory; `None` for a single batch.
         steps_left: how many steps an evaluation may still run; `None` if their number is not limited.
         totals: the sums over the steps since `begin`, see `Totals`.
-        begun: whether `begin` was called. If not at a step, a user's own `reset_metrics` did not call the model's.
+        begun: whether `begin` was called. If it was not when a step starts, a user's `reset_metrics` does not call the
+            model's.
         own_sums: `{name: (sum, number of steps)}` of the additional logs of a user's own step.
         other_mems: `{number of rows: memory}` for batches with other numbers of rows than the first. Only models
             without memory have them, so their memory is empty.
@@ -94,8 +95,11 @@ class LoopState:
             total, steps = self.own_sums.get(name, (0.0, 0))
             self.own_sums[name] = total + logs[name], steps + 1
 
-    def steps_of_call(self, steps_per_execution: int) -> int:
-        """The number of steps of the next call: `steps_per_execution`, or all that are left, if these are fewer."""
+    def take_steps(self, steps_per_execution: int) -> int:
+        """Takes the steps of the next call from `steps_left`, and returns their number.
+
+        They are `steps_per_execution` steps, or all that are left, if these are fewer.
+        """
         if self.steps_left is None:
             return steps_per_execution
         steps = min(steps_per_execution, self.steps_left)
@@ -169,17 +173,17 @@ class Steps:
         # Whether the length is static must not depend on the first segment or on the number of remaining steps.
         # Otherwise a resumed run would round differently from one that was not interrupted.
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
-        for n in state.batches.calls(iterator, state.steps_of_call(model.steps_per_execution)):
-            if n > 1:
-                rows = usual_rows
-                run = functools.partial(self.several_steps, tf.constant(n), (rows, tgt_len), iterator)
-            else:
+        for n in state.batches.calls(iterator, state.take_steps(model.steps_per_execution)):
+            if n == 1:
                 data = next(iterator, None)
                 if data is None:
                     break
                 rows, length, data = shape_and_data(data)
                 known_rows = rows if model.static_shapes or rows == usual_rows else None
                 run = functools.partial(self.one_step, (known_rows, tgt_len if length == tgt_len else None), data)
+            else:
+                rows = usual_rows
+                run = functools.partial(self.several_steps, tf.constant(n), (rows, tgt_len), iterator)
             with model.stepping:
                 logs, mems, totals = run(state.mems_of(rows * replicas), state.totals)
             state.after_step(logs, rows * replicas, mems, totals)

@@ -25,12 +25,12 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import at_least
+from txl_tf.config.checks import check_parallel_parts
 from txl_tf.data.order import is_shuffled
 from txl_tf.data.text.batches import Segments
 from txl_tf.data.text.checked_batches import Batches, check_batches, plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
-from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.part_list import KerasList, fix_list
@@ -60,7 +60,7 @@ from txl_tf.training.keras_arguments import (
 from txl_tf.training.loop import LoopState, Steps
 from txl_tf.training.segment_step import CarriedByParts, SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.trained_model import SUMS, Turns
+from txl_tf.training.trained_model import SUMS, MethodLock
 
 logger = logging.getLogger("txl_tf")
 
@@ -81,7 +81,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     which `test_on_batch` uses.
 
     Threads: every `evaluate` has its own memory and sums, so several can run at the same time, also during `fit`. Steps
-    of one model run one after the other. Two methods that train cannot run at the same time, see `Turns`.
+    of one model run one after the other. Two methods that train cannot run at the same time, see `MethodLock`.
 
     Attributes:
         loop: the `LoopState` of the method that this thread runs, or of the last `fit`.
@@ -106,7 +106,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self._this_thread = threading.local()  # its `loop` is the state of the method that this thread runs
         self._methods: list[str] = []  # names of the methods that run in any thread
         self._carried = threading.local()  # see `SegmentStep`
-        self._turns = {"training": Turns(), "test_on_batch": Turns()}
+        self._method_locks = {"training": MethodLock(), "test_on_batch": MethodLock()}
         self.stepping = threading.RLock()
         self.reset_memory()
 
@@ -130,7 +130,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     @known_names
     def compile(
-        self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
+        self, optimizer: Any = None, loss: None = None, loss_weights: Any = None, metrics: Any = None,
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
         jit_compile: bool | str = False, auto_scale_loss: bool = True, *, gradient_accumulation_steps: int = 1,
         parallel_parts: int = 1, static_shapes: bool = False, bin_capacities: Any = None,
@@ -174,10 +174,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         at_least(1)("steps_per_execution", steps_per_execution)
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         at_least(1)("parallel_parts", parallel_parts)
-        if parallel_parts > 1 and (static_shapes or jit_compile):
-            allowed = "1 with static_shapes or jit_compile"
-            message = f"parallel_parts must be {allowed}, got {parallel_parts}: XLA computes one part after the other"
-            raise ParameterError("parallel_parts", parallel_parts, allowed, message)
+        check_parallel_parts(parallel_parts, static_shapes, jit_compile)
         if bin_capacities is not None:
             if not static_shapes:
                 raise ParameterError("bin_capacities", bin_capacities, "None without static_shapes")
@@ -188,9 +185,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._metric_names = metrics
-        self.__dict__["auto_scale_loss"] = auto_scale_loss  # only `compile` can set it
-        own = (gradient_accumulation_steps, parallel_parts, static_shapes, bin_capacities)
-        self.__dict__.update(zip(COMPILE_ARGUMENTS, own, strict=True))  # only `compile` can set these attributes
+        self.__dict__.update(  # only `compile` can set these attributes
+            gradient_accumulation_steps=gradient_accumulation_steps, parallel_parts=parallel_parts,
+            static_shapes=static_shapes, bin_capacities=bin_capacities, auto_scale_loss=auto_scale_loss,
+        )  # fmt: skip
 
     def compile_arguments(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in COMPILE_ARGUMENTS}
@@ -211,7 +209,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         """Raises ParameterError if a user's metric has the name of a log: it would not be reported."""
         refuse_taken_names(self, (), self._log_names())
 
-    def fit(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
+    def fit(
+        self, x: tf.data.Dataset | Segments | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any
+    ) -> Any:
         """Trains on batches of consecutive segments, and carries the memory from batch to batch.
 
         Row r of a batch continues row r of the previous batch. The memory starts from zeros. As in the original, it is
@@ -249,7 +249,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         """
         self.check_compiled("fit")
         kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}
-        with self._turns["training"]("fit"), plain_messages(), self._marked_as_running("fit"):
+        with self._method_locks["training"]("fit"), plain_messages(), self._marked_as_running("fit"):
             batches = self._prepare(kwargs.pop("x", None), allow_shuffled=allow_shuffled)
             refuse("fit", kwargs)
             self.check_steps("steps_per_epoch", kwargs["steps_per_epoch"])
@@ -273,7 +273,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             finally:
                 self._validation = (None, None)
 
-    def evaluate(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
+    def evaluate(
+        self, x: tf.data.Dataset | Segments | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any
+    ) -> Any:
         """The mean nll of a text in nats per token. The memory starts from zeros and is carried from batch to batch.
 
         Several threads may call it at the same time, also during `fit`. Each step uses the current weights. If the user
@@ -310,8 +312,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         start = self._start_evaluation(batches)
         state = LoopState(tuple(self.metrics_names), batches, start=start, steps_left=steps)
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
-        turn = self._turns["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
-        with turn, self.using_loop(state), plain_messages(), self._marked_as_running("evaluate"):
+        lock = self._method_locks["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
+        with lock, self.using_loop(state), plain_messages(), self._marked_as_running("evaluate"):
             self.make_test_function()
             epochs = self._epochs(batches, steps)
             logs = fitting.evaluate(self, self._current("test_function"), epochs, kwargs)
@@ -449,7 +451,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             message = f"the number of rows of the batch must be divisible by the number of replicas, got {got}"
             raise ParameterError("batch", rows, f"a multiple of {replicas * parts} rows", message)
 
-    def _prepare(self, x: Tensor, evaluation: bool = False, name: str = "x", allow_shuffled: bool = False) -> Batches:
+    def _prepare(
+        self, x: tf.data.Dataset | Segments | None, evaluation: bool = False, name: str = "x",
+        allow_shuffled: bool = False,
+    ) -> Batches:  # fmt: skip
         """The checked dataset as distributed `Batches`. With several workers, it has only the rows of this worker.
 
         Args:
@@ -464,7 +469,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         parts = 1 if evaluation else self.parts_of_batch
         # Several steps in one graph need batches of one form.
         options: dict[str, Any] = {"weighs": "always" if self.steps_per_execution > 1 else "where needed"}
-        dataset = x
+        dataset: Any = x  # `check_batches` checks it
         rows = None
         if isinstance(x, Segments):
             rows = x.batch_size

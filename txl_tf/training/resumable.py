@@ -6,6 +6,7 @@ On one machine, Keras's own `fit` trains them. Several workers use `fit_among_wo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from txl_tf.training.compiled_metrics import (
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
 from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks
-from txl_tf.training.trained_model import SUMS, Turns, apply_gradients
+from txl_tf.training.trained_model import SUMS, MethodLock, apply_gradients
 from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 
 _REFUSED = {
@@ -62,6 +63,19 @@ class Mean(OnEveryReplica, keras.metrics.Mean):
     """`keras.metrics.Mean` for sums over all replicas, see `Resumable.over_replicas`."""
 
 
+@dataclasses.dataclass
+class _CompiledStep:
+    """What is known of the compiled step of training.
+
+    Attributes:
+        class_weights: the class weights that it was made for, which are constants of its graph; see `class_table`.
+        uses_class_weights: whether it uses them. A user's own step may ignore them. Set when the step is traced.
+    """
+
+    class_weights: tuple[float, ...] | None = None
+    uses_class_weights: bool = False
+
+
 class Resumable(AmongWorkers):
     """Mixin for Keras models without memory between batches. The base of models with memory is `MemoryModel`.
 
@@ -69,11 +83,11 @@ class Resumable(AmongWorkers):
     `compute_loss`, `compute_metrics`, `metrics`, `reset_metrics`, ... It must define `loss_share`, `n_classes` and
     `own_metrics`.
 
-    Threads: steps update the metrics of the model, so only one method runs at a time, see `Turns`.
+    Threads: steps update the metrics of the model, so only one method runs at a time, see `MethodLock`.
 
     Attributes:
         measures: the names of the values that the model measures, for a message.
-        takes: what `x` and `y` of `fit` are, for a message.
+        form_of_batches: what `x` and `y` of `fit` are, for a message. The subclass sets it.
         unused_methods: `{name: reason, and what to do instead}` of methods that a subclass must not override, because
             some methods of the model compute the same without them.
         own_names: names of metrics that the model always measures. If `compile` gets one of them, it is ignored.
@@ -81,21 +95,20 @@ class Resumable(AmongWorkers):
     """
 
     measures: str = "loss"
-    takes: str = "loss"
+    form_of_batches: str
     unused_methods: Mapping[str, str] = {}
     own_names: tuple[str, ...] = ()
     loss_mean: keras.metrics.Metric
     grad_norm: keras.metrics.Metric
     _extra_metrics: CompiledMetrics = NO_METRICS  # the metrics that `compile` was given
     _class_weights: tuple[float, ...] | None = None  # the class weights of the `fit` that runs, see `class_table`
-    _class_weights_traced: tuple[float, ...] | None = None  # the class weights of the compiled step
-    _class_weights_used: bool = False  # whether the compiled step uses them
     _was_reset: bool = False  # whether `reset_metrics` of this class has run since the current method began
     _not_updated: tuple[str, ...] = ()  # names of metrics that the last step did not update
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._turns = Turns()
+        self._method_lock = MethodLock()
+        self._compiled_step = _CompiledStep()
 
     # ------------------------------------------------------------------------------------------------------ training
 
@@ -106,7 +119,7 @@ class Resumable(AmongWorkers):
 
     @known_names
     def compile(
-        self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
+        self, optimizer: Any = None, loss: None = None, loss_weights: Any = None, metrics: Any = None,
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
         jit_compile: bool | str = False, auto_scale_loss: bool = True,
     ) -> None:  # fmt: skip
@@ -159,7 +172,7 @@ class Resumable(AmongWorkers):
         """
         return self._extra_metrics.update(labels, outputs, counted, weights)
 
-    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, as `keras.Model.fit` does. The docstring of the model describes `x`, `y` and weights.
 
         Args:
@@ -183,11 +196,11 @@ class Resumable(AmongWorkers):
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         _check_data("fit", kwargs)
         self.build_optimizer()
-        with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
+        with self._running_alone("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             self._check_arrays("train_step", kwargs.get("x"), kwargs.get("y"))
             if isinstance(kwargs.get("validation_data"), tuple):
                 self._check_arrays("test_step", *kwargs["validation_data"][:2])
-            self._trace_again("train", self._class_weights)
+            self._trace_again("train")
             self._watch(kwargs)
             if self.several_workers:
                 return self.fit_among_workers(kwargs)
@@ -204,7 +217,7 @@ class Resumable(AmongWorkers):
         if not (isinstance(data, tf.data.Dataset) and int(data.cardinality()) == steps):
             self.check_steps(name, steps)
 
-    def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
         It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`, and, without
@@ -213,7 +226,7 @@ class Resumable(AmongWorkers):
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         _check_data("evaluate", kwargs)
-        with self._turn("evaluate"), plain_messages():
+        with self._running_alone("evaluate"), plain_messages():
             self._check_arrays("test_step", kwargs.get("x"), kwargs.get("y"))
             self._trace_again("test")
             self._watch(kwargs)
@@ -227,7 +240,7 @@ class Resumable(AmongWorkers):
         results = [logs[name] for name in (*names, *sorted(logs.keys() - {*names}))]
         return results if len(results) > 1 else results[0]
 
-    def predict(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """The results of the call for all rows of `x`, or of an overridden `predict_step`; see `keras.Model.predict`.
 
         Raises:
@@ -244,8 +257,8 @@ class Resumable(AmongWorkers):
 
     def train_on_batch(
         self,
-        x: Tensor,
-        y: Tensor | None = None,
+        x: Any,
+        y: Any = None,
         sample_weight: Any = None,
         class_weight: Any = None,
         return_dict: bool = False,
@@ -257,24 +270,22 @@ class Resumable(AmongWorkers):
         self.refuse_batch_of_workers("train_on_batch")
         check_sample_weight("sample_weight", sample_weight)
         self.build_optimizer()
-        with self._turn("train_on_batch"), self._weighing_classes(class_weight):
+        with self._running_alone("train_on_batch"), self._weighing_classes(class_weight):
             self._check_arrays("train_step", x, y)
-            self._trace_again("train", self._class_weights)
+            self._trace_again("train")
             self._reset_before_batch()
             logs = scalars_as_floats(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
             self._check_class_weights()
         return logs
 
-    def test_on_batch(
-        self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False
-    ) -> Any:
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them.
 
         Raises ParameterError if several workers train together, or another thread runs `fit`.
         """
         self.refuse_batch_of_workers("test_on_batch")
         check_sample_weight("sample_weight", sample_weight)
-        with self._turn("test_on_batch"):
+        with self._running_alone("test_on_batch"):
             self._check_arrays("test_step", x, y)
             self._trace_again("test")
             self._reset_before_batch()
@@ -307,13 +318,13 @@ class Resumable(AmongWorkers):
             self._check_was_reset()
 
     @contextlib.contextmanager
-    def _turn(self, method: str) -> Iterator[None]:
+    def _running_alone(self, method: str) -> Iterator[None]:
         """Waits until no other thread uses the metrics, and checks the overridden methods. Then runs the block alone.
 
         Raises ParameterError if another thread runs `fit`, if a hook is overridden that Keras does not call, or if a
         user's metric has the name of one of the library's.
         """
-        with self._turns(method):
+        with self._method_lock(method):
             refuse_hooks(self, {**_NEVER_CALLED, **self.unused_methods})
             library_metrics = self._library_metrics
             names = dict.fromkeys(metric.name for metric in (*library_metrics, self.grad_norm))
@@ -334,21 +345,20 @@ class Resumable(AmongWorkers):
         finally:
             self._class_weights = None
 
-    def _trace_again(self, kind: str, class_weights: tuple[float, ...] | None = None) -> None:
+    def _trace_again(self, kind: str) -> None:
         """Drops a compiled step if a user has replaced a method that it calls, or if it has other class weights.
 
         For "train", it also raises ParameterError if weights have a dtype that loses small updates.
 
         Args:
             kind: "train", "test" or "predict".
-            class_weights: weights of the classes in the next training steps, which are constants of the graph.
         """
         changed = self.hooks_changed(f"{kind}_function", *_HOOKS)
         if kind == "train":
             self.check_weights()
-            changed |= class_weights != self._class_weights_traced
-            self._class_weights_used &= not changed  # a new step sets it when it is traced
-            self._class_weights_traced = class_weights
+            changed |= self._class_weights != self._compiled_step.class_weights
+            if changed:
+                self._compiled_step = _CompiledStep(self._class_weights)
         compiled, make = {
             "train": (self.train_function, self.make_train_function),
             "test": (self.test_function, self.make_test_function),
@@ -375,7 +385,7 @@ class Resumable(AmongWorkers):
 
     def _check_class_weights(self) -> None:
         """Raises ParameterError if an overridden step has ignored the weights of the classes."""
-        if self._class_weights is not None and not self._class_weights_used:
+        if self._class_weights is not None and not self._compiled_step.uses_class_weights:
             allowed = "left out where train_step is your own and does not call super().train_step(data)"
             raise ParameterError("class_weight", dict(enumerate(self._class_weights)), allowed)
 
@@ -401,8 +411,9 @@ class Resumable(AmongWorkers):
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
-            message = f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y"
-            raise ParameterError("y", None, f"given with x, {self.takes}, or in a dataset of such pairs", message)
+            allowed = f"given with x, {self.form_of_batches}, or in a dataset of such pairs"
+            message = f"x and y must both be given, {self.form_of_batches}, or a dataset of such pairs: got no y"
+            raise ParameterError("y", None, allowed, message)
         return x, y, None if sample_weight is None else finite_weights(sample_weight, self.loss_dtype)
 
     def weights_in_training(self, labels: Tensor, sample_weight: Any) -> Any:
@@ -410,7 +421,7 @@ class Resumable(AmongWorkers):
 
         Raises ParameterError if both `sample_weight` and class weights are given.
         """
-        self._class_weights_used = True
+        self._compiled_step.uses_class_weights = True
         if self._class_weights is None:
             return sample_weight
         if sample_weight is not None:
@@ -468,7 +479,7 @@ class Resumable(AmongWorkers):
 
     def compute_loss(
         self,
-        x: Tensor | None = None,
+        x: Any = None,
         y: Tensor | None = None,
         y_pred: Tensor | None = None,
         sample_weight: Any = None,
@@ -491,7 +502,7 @@ class Resumable(AmongWorkers):
         loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
         return loss * self.distribute_strategy.num_replicas_in_sync
 
-    def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
+    def own_loss(self, x: Any, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
         """This replica's share of the loss from a user's `compute_loss`; `None` if the user has not overridden it."""
         if not is_overridden(self, "compute_loss"):
             return None
@@ -500,7 +511,7 @@ class Resumable(AmongWorkers):
         return tf.cast(loss, self.loss_dtype) / self.distribute_strategy.num_replicas_in_sync
 
     def reported(
-        self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool
+        self, logs: Any, x: Any, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool
     ) -> dict[str, Any]:
         """The result of a step: `logs` and the user's metrics.
 

@@ -208,32 +208,10 @@ class SegmentStep(TrainedModel):
             loss: the sum of the nll divided by `total`, plus penalties, times the loss scale. If labels may be left
             out, `train_step` corrects the divisor.
         """
-        parts = self.parts_of_batch
-        replicas = self.distribute_strategy.num_replicas_in_sync
         total = self._num_labels(labels) if weights is None else total
-        compiled_whole = self.static_shapes or self._compiled_gradients is not None
 
-        def part(tokens, labels, weights, mems, dropout_key, done=None):
-            optional = {} if done is None else {"done": done}
-            clear_losses(self)  # of the last step; Keras clears them only if the model itself is called
-            with fusing(not compiled_whole), tf.GradientTape() as tape:
-                nll, kept, new_mems = self.segment_nll(
-                    tokens, labels, mems, training=True, dropout_key=dropout_key,
-                    static_shapes=self.static_shapes, bin_capacities=self.bin_capacities, **optional,
-                )  # fmt: skip
-                nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
-                loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
-                # If labels may be left out, `train_step` multiplies the gradients by total / counted of the batch. The
-                # fractions of all parts and replicas sum up so that this factor cancels out for the penalties.
-                fraction = tf.math.divide_no_nan(counted * parts * replicas, total) if self._may_leave_out else None
-                loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
-                # In eager execution, TensorFlow cannot make zeros like a Keras variable, but like a tensor.
-                weights_of_model = [weight.value for weight in self.trainable_variables]
-                gradients = tape.gradient(loss, weights_of_model, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            sums = [nll, counted]
-            if self.static_shapes:
-                sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))
-            return tf.stack(sums), gradients, new_mems
+        def part(*arguments):
+            return self._gradients_of_part(total, *arguments)
 
         step = part if self.parallel_parts == 1 else side_by_side(part, self.parallel_parts)
         if self.gradient_accumulation_steps > 1:
@@ -241,6 +219,37 @@ class SegmentStep(TrainedModel):
             variables = self.trainable_variables
             step = part_by_part(step, self.gradient_accumulation_steps, variables, zero_sums)
         return step(tokens, labels, weights, mems, dropout_key, done)
+
+    def _gradients_of_part(
+        self, total: Tensor, tokens: Tensor, labels: Tensor, weights: Any, mems: Any, dropout_key: Tensor,
+        done: Tensor | None,
+    ) -> tuple[Any, list[Any], Any]:  # fmt: skip
+        """`_loss_and_gradients` for one part of the rows. `total` is the sum of the weights of the whole batch."""
+        parts = self.parts_of_batch
+        compiled_whole = self.static_shapes or self._compiled_gradients is not None
+        optional = {} if done is None else {"done": done}
+        clear_losses(self)  # of the last step; Keras clears them only if the model itself is called
+        with fusing(not compiled_whole), tf.GradientTape() as tape:
+            nll, kept, new_mems = self.segment_nll(
+                tokens, labels, mems, training=True, dropout_key=dropout_key,
+                static_shapes=self.static_shapes, bin_capacities=self.bin_capacities, **optional,
+            )  # fmt: skip
+            nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
+            loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
+            fraction = None
+            if self._may_leave_out:
+                # `train_step` multiplies the gradients by total / counted of the batch. The fractions of all parts and
+                # replicas sum up so that this factor cancels out for the penalties.
+                replicas = self.distribute_strategy.num_replicas_in_sync
+                fraction = tf.math.divide_no_nan(counted * parts * replicas, total)
+            loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
+            # In eager execution, TensorFlow cannot make zeros like a Keras variable, but like a tensor.
+            weights_of_model = [weight.value for weight in self.trainable_variables]
+            gradients = tape.gradient(loss, weights_of_model, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        sums = [nll, counted]
+        if self.static_shapes:
+            sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))
+        return tf.stack(sums), gradients, new_mems
 
     def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> Any:
         """The sum of the weights of a batch or, without weights, the number of labels that count; over all replicas."""
@@ -270,7 +279,7 @@ class SegmentStep(TrainedModel):
         return tf.convert_to_tensor(inner_optimizer.gradient_norm) if norm is None else norm
 
 
-def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, Any]:
+def weighted_sum(nll: Tensor, kept: Tensor | None, weights: Any = None) -> tuple[Any, Any]:
     """`(sum of weight * nll, sum of the weights)` of a segment, in the dtype of `nll`.
 
     Args:

@@ -58,7 +58,7 @@ class SingleBatches:
         self.check_compiled("train_on_batch")
         refuse("train_on_batch", {"class_weight": class_weight})
         self._ready_to_train("train_on_batch")
-        with self._turns["training"]("train_on_batch"):
+        with self._method_locks["training"]("train_on_batch"):
             self.make_train_function()
             logs = self._run_batch("train_on_batch", self.train_function, self._log_names(), x, y, sample_weight)
         return self._result(logs, return_dict)
@@ -73,8 +73,9 @@ class SingleBatches:
         self._check_hooks()
         self._check_metric_names()
         names = tuple(self.metrics_names)
-        turns = self._turns["training" if self.user_metrics else "test_on_batch"]  # `fit` updates these metrics, too
-        with turns("test_on_batch"):
+        # `fit` updates the user's metrics, too.
+        lock = self._method_locks["training" if self.user_metrics else "test_on_batch"]
+        with lock("test_on_batch"):
             self.make_test_function()
             logs = self._run_batch("test_on_batch", self.test_function, names, x, y, sample_weight)
         return self._result(logs, return_dict)

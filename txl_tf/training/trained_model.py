@@ -27,11 +27,11 @@ SUMS = "window"  # key in a checkpoint: the sums of the current interval of step
 _KERAS_ARGUMENTS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
 
 
-class Turns:
+class MethodLock:
     """A lock for methods of a model that share state, such as metrics. One thread at a time has it; others wait.
 
     ```python
-    with turns("evaluate"):     # the same thread may enter again, as `fit` does for its validation
+    with lock("evaluate"):     # the same thread may enter again, as `fit` does for its validation
         ...
     ```
 

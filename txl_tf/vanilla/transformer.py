@@ -161,7 +161,7 @@ class TargetSoFar(CachedMemory):
             source for each layer, and where the source has elements.
     """
 
-    def __init__(self, decoder: Any, position: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> None:
+    def __init__(self, decoder: Any, position: Tensor, caches: Any, sources: Sequence[Any], seen: Tensor) -> None:
         self.position = position
         parts = zip(decoder.stacked, caches, sources, strict=True)
         self.layers = [DecoderMemory(layer, position, cache, source, seen) for layer, cache, source in parts]
@@ -363,7 +363,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     measures = "the mean nll and the accuracy"
     own_names = ("accuracy",)
-    takes = "as in fit(source, target) or fit((source, target_in), target_out)"
+    form_of_batches = "as in fit(source, target) or fit((source, target_in), target_out)"
     unused_methods = {
         "forward": "the call and the steps do not use it: override call",
         "loss_of": "the steps do not use it: override compute_loss",
@@ -490,7 +490,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """Updates the metrics that `compile` was given, and returns their results as logs."""
         return self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
 
-    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
+    def loss_share(self, x: Any, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
         return self._share_of_mean(self.sums_of(y_pred, y, sample_weight))
 
@@ -545,7 +545,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
     def decode_step(
-        self, ids: Tensor, position: Tensor, caches: Any, sources: Tensor, seen: Tensor
+        self, ids: Tensor, position: Tensor, caches: Any, sources: Any, seen: Tensor | None
     ) -> tuple[Tensor, Any]:
         """Reads the token `ids` `[B]` at `position` of each target, and predicts the token after it.
 
@@ -562,7 +562,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self._cached_step(ids, position, caches, sources, seen)
 
     def _cached_step(
-        self, ids: Tensor, position: Tensor, caches: Any, sources: Tensor, seen: Tensor
+        self, ids: Tensor, position: Tensor, caches: Any, sources: Sequence[Any], seen: Tensor
     ) -> tuple[Tensor, Any]:
         """`decode_step` with cached keys and values."""
         memory = TargetSoFar(self.decoder, position, caches, sources, seen)

@@ -69,22 +69,21 @@ class Batches:
         """Returns how many steps each of the next calls of the graph runs: together `k`, or fewer if batches run out.
 
         One call runs all of these steps. But if `any_rows`, or if `count` is unknown, each call runs one step. After
-        the last batch, the result is `[0]`, or `[]` with `any_rows`.
+        the last batch of a known number, the result is `[]`.
 
         Args:
             iterator: iterator of the batches. A new iterator starts at the first batch.
             k: wanted number of steps.
         """
-        if self.count == tf.data.INFINITE_CARDINALITY:
-            return [1] * k if self.any_rows else [k]
-        if self.count < 0:
+        if self.count >= 0:
+            if iterator is not self._iterator or (self.repeated and not self._left):
+                self._iterator = iterator
+                self._left = self.count
+            k = min(k, self._left)
+            self._left -= k
+        if self.any_rows or self.count == tf.data.UNKNOWN_CARDINALITY:
             return [1] * k
-        if iterator is not self._iterator or (self.repeated and not self._left):
-            self._iterator = iterator
-            self._left = self.count
-        k = min(k, self._left)
-        self._left -= k
-        return [1] * k if self.any_rows else [k]
+        return [k] if k else []
 
 
 def check_batches(
