@@ -100,6 +100,19 @@ def test_numbers_of_numpy_and_tensorflow_are_numbers(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_arguments_of_fit_without_effect_are_refused_before_any_step(name):
+    model, data = compiled(name), dataset(name)
+    for argument, value in (("validation_steps", 3), ("validation_freq", 2), ("validation_batch_size", 4)):
+        with raises_parameter(argument, value):
+            model.fit(data, verbose=0, **{argument: value})
+    with raises_parameter("initial_epoch", 5):
+        model.fit(data, epochs=2, initial_epoch=5, verbose=0)
+    assert_untrained(model, name)
+    model.fit(data, epochs=2, initial_epoch=2, validation_freq=1, verbose=0)  # a script that resumes may have trained all
+    assert_untrained(model, name)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_epochs_of_validation_may_be_given_in_every_form_and_wrong_ones_are_refused_before_any_step(name):
     model, data = compiled(name), dataset(name)
     for wrong in (0, -1, 1.0, "1", None, True, [0], [1, 1.5], {"1"}, {1: 2}):
@@ -107,7 +120,8 @@ def test_epochs_of_validation_may_be_given_in_every_form_and_wrong_ones_are_refu
             model.fit(data, validation_data=data, validation_freq=wrong, verbose=0)
     assert_untrained(model, name)
     for frequency, expected in (([1, 3], [1, 3]), ((1, 2), [1, 2]), (np.array([2, 3]), [2, 3]), (range(1, 3), [1, 2])):
-        assert by_name(keras.Model.fit, model, validation_freq=frequency)["validation_freq"] == expected
+        arguments = by_name(keras.Model.fit, model, data, validation_data=data, validation_freq=frequency)
+        assert arguments["validation_freq"] == expected
     fitted = model.fit(data, validation_data=data, epochs=2, validation_freq=np.int64(2), verbose=0)
     assert len(fitted.history["val_loss"]) == 1
 

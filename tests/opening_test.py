@@ -3,10 +3,11 @@
 import dataclasses
 
 import pytest
-from helpers import make_run, program, raises_parameter, run_here, word_vocab
+from helpers import make_run, program, raises_parameter, run_here, word_vocab, write_text
 from small_runs import make_encoder_decoder, make_tagger
 
 from txl_tf.config import PairsConfig, TaggedConfig
+from txl_tf.config.presets import PAIR_SIZES, SIZES
 from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
 
@@ -79,6 +80,26 @@ def test_a_preset_of_a_run_that_resumes_is_refused(resumed):
     settings, _ = resumed
     with raises_parameter("preset", "tiny"):
         settings("--preset=tiny")
+
+
+@pytest.mark.parametrize("preset", ["tiny", "base"])
+@pytest.mark.parametrize("resumed", ["train.py", "tools/train_seq2seq.py"], indirect=True)
+def test_a_preset_of_other_values_than_the_run_is_refused_even_with_sizes(resumed, tmp_path, preset):
+    """The run was trained with a learning rate of 0.125, which is that of no preset."""
+    settings, config = resumed
+    if "source_level" in config["data"]:
+        text = write_text(tmp_path / "pairs.tsv", "".join(f"{i}\tx{i}\n" for i in range(300)))
+        flags = [f"--train_path={text}", "--source_level=word", "--batch_size=6"]
+    else:
+        text = write_text(tmp_path / "text.txt", "a b c\n" * 300)
+        flags = [f"--data_path={text}", "--level=word"]
+    sizes = [*SIZES, *PAIR_SIZES, "tgt_len", "mem_len", "dropout", "dropatt", "untie_r", "div_val", "min_lr_ratio"]
+    recorded = {**config["model"], **config["training"]}
+    flags += [f"--{name}={recorded[name]}" for name in dict.fromkeys(sizes) if name in recorded]
+    with raises_parameter("preset", preset):
+        settings(*flags, f"--preset={preset}")
+    got = settings(*flags, f"--preset={preset}", "--learning_rate=0.125", "--min_lr_ratio=0.1")
+    assert got["optimizer"].learning_rate == 0.125 and got["training"].iterations == 7
 
 
 @pytest.mark.parametrize("resumed", ["train.py"], indirect=True)

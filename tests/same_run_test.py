@@ -87,6 +87,13 @@ def test_a_text_with_more_or_fewer_symbols_names_the_first_too(run):
     assert len(error.value) == 13 and mentions(str(error), 13, 14)
 
 
+def test_another_setting_of_the_data_is_named_although_it_makes_another_vocabulary(run):
+    run_dir, text = run
+    data = json.loads((run_dir / "config.json").read_text())["data"]
+    error = train_refused(run_dir, text, "model_dir", data={**data, "data_path": str(text), "min_freq": 200})
+    assert mentions(str(error), "data.min_freq", 0, 200)
+
+
 def test_another_text_of_the_same_vocabulary_is_an_error_unless_it_is_asked_for(run, eager):
     run_dir, text = run
     text.write_text(TEXT + TEXT)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txl_config.errors import ParameterError
-from txl_programs.flag_values import FLAGS, check_used, given
+from txl_programs.flag_values import FLAGS, check_used, given, unused
 
 if TYPE_CHECKING:  # slow to import: programs read their flags first
     from txl_tf.data.vocabulary import Vocab
@@ -85,6 +85,27 @@ def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, An
     if "init_from" in config:
         training = {**training, "init_from": config["init_from"]["model_dir"]}
     return {"data": config["data"], "model": config["model"], "training": training}
+
+
+# Settings of a preset that depend on the size of the data, on the machine or on --train_steps.
+_BY_DATA = ("train_batch_size", "eval_batch_size", "train_steps", "iterations", "save_steps", "warmup_steps")
+
+
+def check_preset_of_run(preset: dict[str, Any], sizes: Sequence[str], run: dict[str, Any]) -> None:
+    """Raises ParameterError if --preset has another value than the run that resumes. The run keeps its own values.
+
+    Settings that the command line gives are not compared, and neither are those in `_BY_DATA`: they can change if the
+    same preset is chosen again.
+
+    Args:
+        preset: `{name: value}` of the preset; empty for `base`, which has the defaults of the flags.
+        sizes: names of the sizes of the model.
+        run: `{name: value}` of the run.
+    """
+    settings = preset or {name: FLAGS[name].default for name in (*sizes, "learning_rate")}
+    for name, value in settings.items():
+        if name not in _BY_DATA and not given([name]) and run.get(name, value) != value:
+            raise unused("preset", f"{FLAGS.preset} has {name}={value}, but the run to resume has {name}={run[name]}")
 
 
 def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, Any]]:

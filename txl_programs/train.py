@@ -63,7 +63,7 @@ from txl_programs.flag_values import (
     unused,
     values,
 )
-from txl_programs.opening import origin_of, settings_to_resume
+from txl_programs.opening import check_preset_of_run, origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
@@ -273,20 +273,23 @@ def schedule_of_new_text(data, origin, training):
 def settings_of_preset(data, folder):
     """Returns `{"model": ..., "training": ...}`, each with values by name, from a preset.
 
-    An existing run has its own settings. For such a run, --preset replaces only the sizes: if they differ from the
-    run's, `check_same_run` raises.
+    An existing run keeps its own settings.
 
     Args:
         data: the corpus, see `data_arguments`.
         folder: the folder of the run.
+
+    Raises:
+        ParameterError: --preset has other settings than the existing run.
     """
     exists = bool(folder.steps())
     preset = choose_settings(data, exists) if FLAGS.preset or not exists else {}
     if not exists:
         return {"model": dict(preset), "training": preset}
     run = {"model": {}, "training": {}, **folder.read_config()}
-    sizes = {name: preset[name] for name in SIZES if name in preset}
-    return {"model": {**run["model"], **sizes}, "training": {**preset, **run["training"]}}
+    if FLAGS.preset:
+        check_preset_of_run(preset, SIZES, run["model"] | run["training"])
+    return {"model": run["model"], "training": {**preset, **run["training"]}}
 
 
 def choose_settings(data, exists):

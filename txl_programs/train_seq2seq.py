@@ -53,7 +53,7 @@ from txl_programs.flag_values import (
     unused,
     values,
 )
-from txl_programs.opening import origin_of, settings_to_resume
+from txl_programs.opening import check_preset_of_run, origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 flags.DEFINE_string(
@@ -140,7 +140,7 @@ def settings_of(folder):
         `{"data": ..., "model": ..., "training": ...}`, each with values by name.
 
     Raises:
-        ParameterError: --preset has no effect.
+        ParameterError: --preset has no effect, or other settings than the existing run.
     """
     resumed = settings_to_resume(folder, ("dataset", "train_path"))
     if resumed:
@@ -155,9 +155,15 @@ def settings_of(folder):
     exists = bool(folder.steps())
     has_sizes = exists or FLAGS.warm_start_path or len(given(PAIR_SIZES)) == len(PAIR_SIZES)
     preset = choose_settings(config_of(PairsConfig), exists) if FLAGS.preset or not has_sizes else {}
-    recorded = folder.read_config() if exists else {"model": {}, "training": {}}
-    settings["model"] = {**recorded["model"], **{name: preset[name] for name in PAIR_SIZES if name in preset}}
-    settings["training"] = {**preset, **recorded["training"]}
+    if exists:
+        run = folder.read_config()
+        if FLAGS.preset:
+            check_preset_of_run(preset, PAIR_SIZES, run["model"] | run["training"])
+        settings["model"] = run["model"]
+        settings["training"] = {**preset, **run["training"]}
+    else:
+        settings["model"] = {name: preset[name] for name in PAIR_SIZES if name in preset}
+        settings["training"] = preset
     return settings
 
 

@@ -54,7 +54,8 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
     """
     check_origin(folder, training.init_from)
     if folder.steps():
-        if family_in(folder.read_config()) is family_in(config):  # otherwise `check_same_config` names the family
+        # Another family or other settings of the data can have another vocabulary: `check_same_config` names them.
+        if not _reads_text_otherwise(folder.read_config(), config):
             check_vocab(folder, vocabs, remedy)
         check_same_config(folder, config)
         if not training.allow_other_text:
@@ -170,18 +171,19 @@ def check_same_config(folder: RunFolder, config: dict) -> None:
     Raises ParameterError if its `best.json` is damaged.
     """
     folder.find_best()  # raises the error about `best.json`
-    as_in_file = json.loads(json.dumps(config))  # with lists instead of tuples
-    changes = _changes(folder.read_config(), as_in_file)
+    changes = _changes(folder.read_config(), config)
     if changes:
         message = f"model_dir {folder} contains a run of another configuration; choose another folder, or:"
-        raise MisfitError("model_dir", folder.path, "another folder", message, changes)
+        lines = [f"{name}: {old!r} in the existing run, {new!r} requested" for name, (old, new) in changes.items()]
+        raise MisfitError("model_dir", folder.path, "another folder", message, lines)
 
 
-def _changes(before: dict, requested: dict) -> list[str]:
-    """Descriptions of the differences between two contents of `config.json` that keep a run from resuming."""
+def _changes(before: dict, requested: dict) -> dict[str, tuple[Any, Any]]:
+    """The differences between two contents of `config.json` that keep a run from resuming: `{name: (old, new)}`."""
+    requested = json.loads(json.dumps(requested))  # with lists instead of tuples
     family = family_in(requested)
     old_family = family_in(before)
-    changes = [] if family is old_family else [_change("family", old_family.name, family.name)]
+    changes = {} if family is old_family else {"family": (old_family.name, family.name)}
     fingerprints, old_fingerprints = (config.get("fingerprints", {}) for config in (requested, before))
     same_text = old_fingerprints and all(
         old_fingerprints.get(split) == fingerprints.get(split) for split in ("train", "valid")
@@ -194,9 +196,12 @@ def _changes(before: dict, requested: dict) -> list[str]:
             if name in _OF_TEXT or (same_text and name in family.paths):  # the same text at another path
                 continue
             if old_value != value and (part != "training" or name in (*FIXED, *family.batching)):
-                changes.append(_change(f"{part}.{name}", old_value, value))
+                changes[f"{part}.{name}"] = (old_value, value)
     return changes
 
 
-def _change(name: str, existing: Any, requested: Any) -> str:
-    return f"{name}: {existing!r} in the existing run, {requested!r} requested"
+def _reads_text_otherwise(before: dict, requested: dict) -> bool:
+    """Whether the runs of two `config.json` may make different vocabularies of the same text: by family or settings."""
+    family = family_in(requested)
+    names = {f"data.{name}" for name in requested["data"] if name not in family.paths}
+    return family is not family_in(before) or not names.isdisjoint(_changes(before, requested))

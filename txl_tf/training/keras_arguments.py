@@ -10,6 +10,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -95,7 +96,7 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
         UnknownArgumentError: `method` has no argument of a given name. Names that begin with `_`, Keras's own, are not
             checked.
         TypeError: an argument is missing, there are too many, or `method` takes no argument of a name with `_`.
-        ParameterError: a number is out of its range, see `_CHECKS`.
+        ParameterError: a number is out of its range, see `_CHECKS`, or an argument of `fit` has no effect.
     """
     check_names(method.__name__, {name: kwargs[name] for name in kwargs if name[0] != "_"}, keywords_of(method))
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
@@ -108,7 +109,22 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
             value = list(value)
         _CHECKS[name](name, value)
         arguments[name] = value
+    if method.__name__ == "fit":
+        _check_together(arguments)
     return arguments
+
+
+def _check_together(arguments: dict[str, Any]) -> None:
+    """Raises ParameterError for arguments of `fit` that have no effect because of others, or for lack of others."""
+    epochs = arguments.get("epochs", 1)
+    initial_epoch = arguments.get("initial_epoch", 0)
+    if initial_epoch > epochs:
+        allowed = f"at most epochs={epochs}, which counts from the first epoch of all, not from initial_epoch"
+        raise ParameterError("initial_epoch", initial_epoch, allowed)
+    if arguments.get("validation_data") is None and not arguments.get("validation_split"):
+        for name in ("validation_steps", "validation_batch_size", "validation_freq"):
+            if arguments.get(name) not in (None, inspect.signature(keras.Model.fit).parameters[name].default):
+                raise ParameterError(name, arguments[name], "left out without validation_data")
 
 
 def check_switches(jit_compile: Any, **switches: Any) -> None:
