@@ -201,9 +201,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @property
     def has_own_mems(self) -> bool:
-        """Whether a user has overridden `initial_mems`, and not for a `segment_nll` alone.
+        """Whether a user has overridden `initial_mems` but not `segment_nll`.
 
-        With an own `segment_nll`, the memory belongs to that method, and may have another form.
+        If both are overridden, the memory belongs to that `segment_nll` and may have another form.
         """
         return is_overridden(self, "initial_mems") and not is_overridden(self, "segment_nll")
 

@@ -18,10 +18,8 @@ from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.transformer_xl.attention import SegmentAttention, zero_memory_key_by_distance
 
-# The graph of a segment of several tokens, but fewer than `LONG_SEGMENT`, contains up to `MAX_UNROLLED_ROWS` rows of a
-# batch, which attend at the same time. The graph of any other segment (a single token, or a long or unknown length)
-# contains up to `FEW_ROWS`. More rows use a loop: TensorFlow makes its graph sooner, and for long segments the loop is
-# about as fast.
+# How many rows of a batch the graph computes separately: `MAX_UNROLLED_ROWS` if a segment has 2 to 255 tokens, otherwise
+# `FEW_ROWS`. Larger batches use a loop, which is traced faster.
 LONG_SEGMENT = 256
 MAX_UNROLLED_ROWS = 16
 FEW_ROWS = 4

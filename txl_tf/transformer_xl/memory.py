@@ -50,11 +50,9 @@ class HiddenStates:
     def attend(
         self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Calls `block` of `txl_tf.equations.attention` once, with all rows and queries.
+        """Calls `block` once, for all rows and queries.
 
-        `RingOfLayer.attend` may call it for some of the queries of one row at a time.
-
-        `self.places` are the positions of the keys, and which of the keys a query sees.
+        (`RingOfLayer.attend` calls it for some queries of one row at a time.)
         """
         return block(content_q, position_q, k, v, self.places)
 
