@@ -8,7 +8,7 @@ from helpers import mentions, write_text
 
 from txl_tf.data.encodings import conversion_advice, probable_encoding, without_wrong_advice
 from txl_tf.data.lines import as_json, text_of
-from txl_tf.data.pairs.parallel import read_sides
+from txl_tf.data.pairs.parallel import PairReader
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.sentences import read_tagged
 from txl_tf.data.tagged.word_vectors import read_vectors
@@ -65,7 +65,7 @@ def test_packed_files_are_recognised_by_their_beginning():
 READERS = {
     "text": lambda path: corpus.build_corpus("text", path),
     "text in blocks": lambda path: corpus.build_corpus("text", path, level="word"),
-    "pairs": read_sides,
+    "pairs": lambda path: PairReader().read(path),
     "tagged": read_tagged,
     "lexicon": Lexicon.load,
     "vectors": lambda path: read_vectors(path, []),

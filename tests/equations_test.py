@@ -30,7 +30,9 @@ def model_nll(lm, tokens, labels, mems):
         attn, ff = net.decoder_layers[i].rel_attn, net.decoder_layers[i].ff
         r_k = tf.pad(equations.project_distances(r, attn.r_kernel, net.n_head), [[0, 0], [1, 0], [0, 0]])
         u, v = (bias[i] if net.untie_r else bias for bias in (net.r_w_bias, net.r_r_bias))
-        memory = HiddenStates(mems[i], equations.Places(mem_len + tgt_len, visible, r_k, tgt_len))
+        memory = HiddenStates(
+            mems[i], equations.OrderedKeyPositions(klen=mem_len + tgt_len, visible=visible, r=r_k, first=tgt_len)
+        )
         scale = net.d_head**-0.5
         biases = u[:, None, None], v[:, None, None]
         w = equations.Attention(attn.qkv_kernel, attn.o_kernel, net.n_head, scale, Relative(), *biases)

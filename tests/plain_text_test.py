@@ -13,7 +13,7 @@ from helpers import SMALL, mentions, raises_naming, raises_parameter, train_run,
 import txl_tf
 from txl_tf.data import text_files
 from txl_tf.data.line_files import LineFile, _lines_with_ends
-from txl_tf.data.pairs.parallel import read_sides
+from txl_tf.data.pairs.parallel import PairReader
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.sentences import read_tagged
 from txl_tf.data.text import corpus
@@ -79,7 +79,7 @@ def test_a_mark_is_no_symbol_in_any_file_of_a_folder_nor_where_files_were_joined
 
 def test_files_of_lines_end_with_any_line_end(tmp_path):
     for end in ("\n", "\r\n", "\r"):
-        pairs = read_sides(write_text(tmp_path / "pairs", f"\ufeffa\tb{end}c\td{end}"))
+        pairs = PairReader().read(write_text(tmp_path / "pairs", f"\ufeffa\tb{end}c\td{end}"))
         assert [side.lines for side in pairs] == [["a\n", "c\n"], ["b\n", "d\n"]]
         tagged = read_tagged(write_text(tmp_path / "tagged", f"\ufeffa O{end}b B-X{end}{end}c O{end}"))
         assert [sentence.tokens for sentence in tagged] == [["a", "b"], ["c"]] and tagged[1].line == 4

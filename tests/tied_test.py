@@ -338,7 +338,7 @@ def test_keras_shows_the_tied_layer_and_counts_its_table_once():
     model = of_a_layer(Adaptive, PLAIN)
     softmax, lines = model.get_layer(model.layers[-1].name), []
     assert [type(layer).__name__ for layer in model.layers[1:]] == ["AdaptiveEmbedding", "Dense", "AdaptiveSoftmax"]
-    assert softmax.embedding is model.layers[1] and softmax.place == (model.layers[1].name, 0)
+    assert softmax.embedding is model.layers[1] and softmax.location == (model.layers[1].name, 0)
     model.summary(print_fn=lambda line, **_: lines.append(line))
     n_params = 20 * 8 + 8 * 8 + 8 + 20
     assert f"Total params: {n_params}" in "".join(lines) and model.count_params() == n_params

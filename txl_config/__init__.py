@@ -51,7 +51,7 @@ from txl_config.models import (
     TenerTaggerConfig,
     TransformerConfig,
     TransformerLMConfig,
-    check_places,
+    check_position_count,
 )
 from txl_config.sampling import REPETITION_WINDOW, SamplingConfig
 from txl_config.training import (
@@ -83,6 +83,6 @@ __all__ = [
     "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "SamplingConfig",
     "ScoringConfig", "SearchConfig", "SentenceConfig", "SoftmaxConfig", "TaggedConfig", "TaggerTrainingConfig",
     "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig",
-    "TransformerLMConfig", "already_checked", "at_least", "check_bins", "check_fields", "check_places", "one_of",
-    "satisfies",
+    "TransformerLMConfig", "already_checked", "at_least", "check_bins", "check_fields", "check_position_count",
+    "one_of", "satisfies",
 ]  # fmt: skip

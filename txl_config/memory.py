@@ -28,7 +28,7 @@ import dataclasses
 from typing import Any
 
 from txl_config.errors import ParameterError
-from txl_config.models import GATED_ACTIVATIONS, Bin, bins
+from txl_config.models import GATED_ACTIVATIONS, Bin, NetworkConfig, bins, has_learned_positions
 
 FLOAT = 4  # bytes
 # How many arrays of each kind a layer stores for its gradient, fitted to measurements: see docs/performance.md.
@@ -78,21 +78,20 @@ def count_weights(model: Any) -> int:
     if model.n_token is None:
         raise ParameterError("n_token", None, "the size of the vocabulary")
     width = model.n_head * model.d_head
-    # `getattr` with a default reads a hyper-parameter that not every class of hyper-parameters has.
-    positions = getattr(model, "positions", None)
-    if getattr(model, "lora_rank", 0):
+    if model.lora_rank:
         raise ParameterError("lora_rank", model.lora_rank, "0: LoRA is not estimated")
-    relative = positions == "relative"
+    relative = isinstance(model, NetworkConfig) and model.positions == "relative"
     n_kernels = 5 if relative else 4  # of queries, keys, values and the output; relative: also of position keys
     attention = model.d_model * width * n_kernels
-    inner = model.d_inner * (2 if getattr(model, "activation", "relu") in GATED_ACTIVATIONS else 1)
+    inner = model.d_inner * (2 if model.activation in GATED_ACTIVATIONS else 1)
     feed_forward = model.d_model * inner + inner + model.d_inner * model.d_model + model.d_model
-    norms = 2 * model.d_model * (1 if getattr(model, "norm", "layer") == "rms" else 2)  # gamma, and beta of layer norm
+    norms = 2 * model.d_model * (1 if model.norm == "rms" else 2)  # gamma, and beta of layer norm
     layers = model.n_layer * (attention + feed_forward + norms)
-    n_biases = model.n_layer if getattr(model, "untie_r", False) else 1  # pairs of r_w_bias and r_r_bias
-    biases = 2 * width * n_biases if relative else 0
-    learned = "learned" in (positions, getattr(model, "pos_embed", None))
-    table = model.context_len * model.d_model if learned else 0
+    biases = 0
+    if relative:
+        n_biases = model.n_layer if model.untie_r else 1  # pairs of r_w_bias and r_r_bias
+        biases = 2 * width * n_biases
+    table = model.context_len * model.d_model if has_learned_positions(vars(model)) else 0
     return layers + biases + table + _embedding(model)
 
 
@@ -108,7 +107,7 @@ def _embedding(model: Any) -> int:
     tables = clusters if model.div_val > 1 else [Bin(model.n_token, model.d_embed, clusters[0].is_projected)]
     embedding = sum(words * width + width * model.d_model * is_projected for words, width, is_projected in tables)
     softmax = model.n_token  # biases
-    if not getattr(model, "tie_weight", True):
+    if not model.tie_weight:
         softmax += sum(words * width for words, width, _ in tables)
     if model.cutoffs:
         softmax += len(model.cutoffs) * (model.d_embed + 1)  # weights and biases of the entries of later clusters
@@ -173,13 +172,13 @@ def _layer_activations(model: Any, rows: int, tgt_len: int) -> float:
         "inner": tgt_len * model.d_inner,
         "scores": model.n_head * tgt_len * keys,
     }
-    arrays = {**ARRAYS, "inner": INNER_ARRAYS[getattr(model, "activation", "relu")]}
+    arrays = {**ARRAYS, "inner": INNER_ARRAYS[model.activation]}
     return FLOAT * rows * sum(arrays[name] * size for name, size in sizes.items())
 
 
 def _is_smoothed(model: Any) -> bool:
     """Whether the loss has label smoothing."""
-    return bool(getattr(model, "label_smoothing", 0))
+    return bool(model.label_smoothing)
 
 
 def _logits_per_token(model: Any) -> float:

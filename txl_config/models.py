@@ -360,7 +360,12 @@ class BiLSTMTaggerConfig(LabelConfig, BiLSTMConfig):
     """Arguments of a `Tagger` and of the `BiLSTM` in it."""
 
 
-def check_places(model: dict[str, Any], **lengths: int) -> None:
+def has_learned_positions(model: Mapping[str, Any]) -> bool:
+    """Whether the model's hyper-parameters, given by name, choose learned absolute positions."""
+    return "learned" in (model.get("pos_embed"), model.get("positions"))
+
+
+def check_position_count(model: dict[str, Any], **lengths: int) -> None:
     """Raises ParameterError if a segment has more tokens than the model has learned positions.
 
     A model whose positions are not learned accepts every length.
@@ -371,5 +376,5 @@ def check_places(model: dict[str, Any], **lengths: int) -> None:
     """
     n_positions = model.get("context_len", TransformerLMConfig.context_len)
     for name, length in lengths.items():
-        if "learned" in (model.get("pos_embed"), model.get("positions")) and length > n_positions:
+        if has_learned_positions(model) and length > n_positions:
             raise ParameterError(name, length, f"at most context_len={n_positions}, as many positions are learned")

@@ -67,7 +67,7 @@ from txl_programs.opening import check_preset_of_run, origin_of, settings_to_res
 from txl_programs.program import run_training
 
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
-PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
+TEXT_FLAGS = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
@@ -225,7 +225,7 @@ def settings_of(folder):
     Raises:
         ParameterError: --preset has no effect, or a flag does not fit the run.
     """
-    resumed = settings_to_resume(folder, PLACES)
+    resumed = settings_to_resume(folder, TEXT_FLAGS)
     if resumed:
         return (MODELS[FLAGS.model] if FLAGS["model"].present else folder.family.config), resumed
     origin, settings = origin_of(folder, "language_model")
@@ -403,7 +403,7 @@ def check_used_in_evaluation(folder, data):
         names = [name for name, value in flags_given.items() if value != run.get(name, FLAGS[name].default)]
         return [name for name in names if name not in but]
 
-    text = differing(TextConfig, "seed", *PLACES, *READING)
+    text = differing(TextConfig, "seed", *TEXT_FLAGS, *READING)
     why = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
     evaluation = EvaluationConfig.names()
     training = [*differing(TrainingConfig, *evaluation), *differing(OptimizerConfig), *given(["preset"])]

@@ -9,8 +9,9 @@ Shapes:
     H: n_head     D: d_head      E: d_model     F: d_inner      N: words of a cluster      R: rows of a table
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -48,13 +49,23 @@ def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, zero: Size =
         same_length: whether every query sees the same number of keys.
         zero: 0, or a tensor that is 0, see `unknown_zero` of `transformer_xl/network.py`.
 
-    With cached keys, two functions apply the same rule: `_max_distance` of `transformer_xl/cache.py` and `WindowMemory`
-    of `language/window.py`.
+    For a ring of cached keys, `_max_distance` of `transformer_xl/cache.py` applies the same rule.
     """
-    query = zero + tf.range(tgt_len)[:, None]
-    key = zero + tf.range(mem_len + tgt_len)
-    visible = key <= query + mem_len
-    return visible & (key >= query) if same_length else visible
+    klen = mem_len + tgt_len
+    return visible_keys(zero + tf.range(mem_len, klen), zero + tf.range(klen), mem_len, same_length)
+
+
+def visible_keys(query: Tensor, key: Tensor, mem_len: Size, same_length: bool = False) -> Tensor:
+    """The rule of `causal` for queries whose indices among the keys are known: bool `[..., T, K]`.
+
+    Args:
+        query: int32 `[..., T]`, the indices of the queries.
+        key: int32 `[K]`, the indices of the keys.
+        mem_len, same_length: see `causal`.
+    """
+    query = query[..., None]
+    visible = key <= query
+    return visible & (key >= query - mem_len) if same_length else visible
 
 
 def rel_shift(x: Tensor, first: Size) -> Tensor:
@@ -122,6 +133,70 @@ class Zeros(NamedTuple):
     output: Tensor | None = None  # [E], `v` after the output projection: inference adds it to the output
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class KeyPositions:
+    """The positions of keys as some queries see them, and which of the keys the queries see.
+
+    A subclass knows the order of the keys, and defines the two methods.
+    """
+
+    klen: Size  # K
+    visible: Tensor | None = None  # bool, broadcasts to [H, ..., T, K]; `None` for all
+    # A key for every distance, in the order in which the subclass needs them: projected sinusoids in the relative
+    # scheme. In a scheme that turns keys, the key of a zero memory, if there are `Zeros`. In others, `None`.
+    r: Tensor | None = None
+    # Arguments of `attend` for keys and values that count as zeros.
+    content: Tensor | None = None
+    zero_keys: Size = 0
+    zero_value: Tensor | None = None
+
+    def distances(self, q: Tensor) -> Tensor:
+        """int32 `[T, K]`: the distance from each query of `[..., T, D]` back to each key that it sees."""
+
+    def scores_by_distance(self, q: Tensor) -> Tensor:
+        """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OrderedKeyPositions(KeyPositions):
+    """`KeyPositions` of keys in the order of the text."""
+
+    # `r` is [H, R, D].
+    first: Size = 0  # see `shifted_scores`
+    query_indices: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
+
+    def distances(self, q: Tensor) -> Tensor:
+        """As `KeyPositions.distances`; negative for keys in a query's future."""
+        tgt_len = shape_of(q)[-2]
+        last = self.klen - tgt_len + tf.range(tgt_len)
+        query_indices = last if self.query_indices is None else self.query_indices
+        return query_indices[:, None] - tf.range(self.klen)
+
+    def scores_by_distance(self, q: Tensor) -> Tensor:
+        return shifted_scores(q, self.r, self.first)
+
+
+class Scheme(Protocol):
+    """How attention uses positions. `Positions` of `txl_tf/nn/position_schemes.py` has more about these functions."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether the scheme rotates queries and keys."""
+        ...
+
+    def turn(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Rotates queries or keys `[..., n, D]`. `numbers` says how many tokens precede each: int32 `[..., n]`."""
+        ...
+
+    def queries(self, q: Tensor, w: "Attention") -> tuple[Tensor, Tensor]:
+        """The queries for the content of the keys, and those for their positions; scaled."""
+        ...
+
+    def scores(self, q: Tensor, places: KeyPositions) -> Tensor | None:
+        """Scores to add to the products of queries and keys: `[H, ..., T, K]`; `None` if there are none."""
+        ...
+
+
 class Attention(NamedTuple):
     """Weights of a layer's attention, and its scheme of positions."""
 
@@ -131,41 +206,40 @@ class Attention(NamedTuple):
     o: Tensor  # [H * D, E]
     n_head: int
     scale: float  # of the queries: D**-0.5, or 1 if the weights contain it already
-    positions: Any  # a scheme, see `txl_tf/nn/position_schemes.py`
+    positions: Scheme
     # Only the relative scheme has u and v, r_w_bias and r_r_bias of the original. They broadcast to the queries.
     u: Tensor | None = None
     v: Tensor | None = None
     zeros: Zeros | None = None  # `None`: the key and the value of a zero memory are zeros, or nothing counts as zeros
 
 
-class Places(NamedTuple):
-    """The positions of keys as some queries see them, and which of the keys the queries see.
+# Attention of some queries: `block(content_q, position_q, k, v, key_positions)` returns `[H, ..., T, D]`. The content
+# queries `[H, ..., T, D]`, keys and values may be `RowsFirst`, see `attend`.
+Block: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, KeyPositions], Tensor]
 
-    Another kind of memory may have its own class of places, with the fields that `attention` reads and the two methods.
-    """
 
-    klen: Size  # K
-    visible: Tensor | None = None  # bool, broadcasts to [H, ..., T, K]; `None` for all
-    # [H, R, D], a key for every distance: projected sinusoids in the relative scheme. In a scheme that turns keys, the
-    # key of a zero memory, if there are `Zeros`. In others, `None`.
-    r: Tensor | None = None
-    first: Size = 0  # see `shifted_scores`
-    # Arguments of `attend` for keys and values that count as zeros.
-    content: Tensor | None = None
-    zero_keys: Size = 0
-    zero_value: Tensor | None = None
-    query_indices: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
+class AttentionMemory(Protocol):
+    """The memory of an attention for one segment: hidden states, or cached keys and values."""
 
-    def distances(self, q: Tensor) -> Tensor:
-        """int32 `[T, K]`: the distance from each query of `[..., T, D]` back to each key; negative for the future."""
-        tgt_len = shape_of(q)[-2]
-        last = self.klen - tgt_len + tf.range(tgt_len)
-        query_indices = last if self.query_indices is None else self.query_indices
-        return query_indices[:, None] - tf.range(self.klen)
+    def project(self, h: Tensor, w: Attention) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the segment `h`, and keys and values.
 
-    def scores_by_distance(self, q: Tensor) -> Tensor:
-        """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""
-        return shifted_scores(q, self.r, self.first)
+        They are the keys and values of memory and segment, `[H, B, K, D]`, if the memory is hidden states. They are
+        those of the segment, `[B, H, T, D]`, if keys and values are cached.
+        """
+        ...
+
+    def numbers(self, k: Tensor) -> Tensor:
+        """How many tokens precede each of these keys: int32 `[K]`; if cached, `[T]` or `[B, 1, T]`."""
+        ...
+
+    def attend(self, block: Block, content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Adds cached keys and values, and calls `block` for all queries, or for one part of them after the other."""
+        ...
+
+    def output(self, attn_vec: Tensor, w: Attention) -> Tensor:
+        """Joins and projects the results of the heads: `[B, T, E]`."""
+        ...
 
 
 def project_distances(r: Tensor, r_kernel: Tensor, n_head: int) -> Tensor:
@@ -174,7 +248,7 @@ def project_distances(r: Tensor, r_kernel: Tensor, n_head: int) -> Tensor:
     return tf.squeeze(r_k, 1)
 
 
-def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Tensor:
+def attention(h: Tensor, memory: AttentionMemory, w: Attention, drop: Drop = NO_DROP) -> Tensor:
     """Attention from a segment to its memory and to itself (section 3.3).
 
     The score of a query i and a key j has four terms. (a) and (c) are one product, and so are (b) and (d):
@@ -186,58 +260,54 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
 
     Args:
         h: `[B, T, E]`, the segment.
-        memory: an object with four functions. `project(h, w)` returns the queries of the segment, and keys and values:
-            those of memory and segment if the memory is hidden states, those of the segment if keys and values are
-            cached. `numbers(k)` returns how many tokens precede each of these keys. `attend(block, ...)` adds the
-            cached keys and values, and calls `block` once for all queries, or for one part of them after the other. It
-            returns the results for all queries. `output(heads, w)` joins and projects the results of the heads.
+        memory: the memory, which says how queries, keys and values are projected, and in how many parts they attend.
         w: the weights.
         drop: dropout of the probabilities.
 
     Returns:
         `[B, T, E]`.
     """
-    q, k, v = memory.project(h, w)  # [H, B, T, D], [H, B, K, D] twice; if cached, [B, H, T, D] three times
-    zero_q: Tensor | None = None
+    q, k, v = memory.project(h, w)
     if w.zeros is not None:
         k = k - w.zeros.k
         v = v - w.zeros.v
-        if w.positions.turns:
-            # The keys of a zero memory in `places.r` are turned by minus their distance, so the query stands at 0.
-            zero_q = w.positions.queries(w.positions.turn(q, tf.zeros([shape_of(h)[1]], tf.int32)), w)[0]
+    unturned_q = q
     if w.positions.turns:
-        numbers = memory.numbers(k)  # [K]; if cached, of the segment's tokens, [T] or [B, 1, T]
+        numbers = memory.numbers(k)
         q = w.positions.turn(q, numbers[..., -shape_of(h)[1] :])  # the queries are the last tokens
         k = w.positions.turn(k, numbers)
-
+    content_q, position_q = w.positions.queries(q, w)
+    position_scores = w.positions.scores
+    if w.zeros is not None and w.positions.turns:
+        # `Zeros.k` was subtracted from all keys. As keys turn, its score depends on the distance: it is added here. The
+        # keys of a zero memory in `KeyPositions.r` are turned by minus their distance, so the query stands at 0.
+        zero_numbers = tf.zeros([shape_of(h)[1]], tf.int32)
+        position_q, _ = w.positions.queries(w.positions.turn(unturned_q, zero_numbers), w)
+        position_scores = scores_by_distance
     record = current_record()
 
-    def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
-        """Attention of some queries to the keys at `places`: `[H, ..., T, D]`.
-
-        Content queries, keys and values may be `RowsFirst`, see `attend`.
-        """
+    def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, key_positions: KeyPositions) -> Tensor:
+        """Attention of some queries, see `Block`."""
         if record is not None:
-            record.parts.append((q, k, places))
-        if zero_q is None:
-            position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]; `None` if there are none
-        else:
-            # `Zeros.k` was subtracted from all keys. As keys turn, its score depends on the distance: it is added here.
-            position = places.scores_by_distance(position_q)
+            record.parts.append((q, k, key_positions))
+        position = position_scores(position_q, key_positions)  # (b) + (d): [H, ..., T, K]; `None` if there are none
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]. The
         # queries are scaled already.
         return attend(
-            content_q, k, v, position, places.visible, dropatt=drop.rate, dropout_key=drop.key,
-            content=places.content, zero_keys=places.zero_keys, zero_value=places.zero_value,
+            content_q, k, v, position, key_positions.visible, dropatt=drop.rate, dropout_key=drop.key,
+            content=key_positions.content, zero_keys=key_positions.zero_keys, zero_value=key_positions.zero_value,
         )  # fmt: skip
 
-    content_q, position_q = w.positions.queries(q, w)
-    position_q = position_q if zero_q is None else zero_q
     return memory.output(memory.attend(block, content_q, position_q, k, v), w)  # [B, T, E]
 
 
+def scores_by_distance(q: Tensor, key_positions: KeyPositions) -> Tensor:
+    """Products of the queries with a key for every distance, see `KeyPositions.r`: `[H, ..., T, K]`."""
+    return key_positions.scores_by_distance(q)
+
+
 def score_terms(
-    q: Tensor, k: Tensor, places: Places, u: Tensor, v: Tensor, scale: float
+    q: Tensor, k: Tensor, key_positions: KeyPositions, u: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four terms of the scores, separately. Their sum, masked, is the input of the softmax.
 
@@ -248,7 +318,7 @@ def score_terms(
 
     Args:
         q, k: `[H, B, T, D]` and `[H, B, K, D]`.
-        places: the positions of the keys.
+        key_positions: the positions of the keys.
         u, v: `[H, D]`.
         scale: factor of all terms, D**-0.5.
 
@@ -258,10 +328,11 @@ def score_terms(
     """
     q, u, v = (tf.broadcast_to(x, tf.shape(q)) * scale for x in (q, u[:, None, None], v[:, None, None]))
     a = tf.matmul(q, k, transpose_b=True)
-    b = places.scores_by_distance(q)
+    b = key_positions.scores_by_distance(q)
     c = tf.matmul(u, k, transpose_b=True)
-    d = places.scores_by_distance(v)
-    return (a, b, c, d) if places.content is None else (a * places.content, b, c * places.content, d)
+    d = key_positions.scores_by_distance(v)
+    content = key_positions.content
+    return (a, b, c, d) if content is None else (a * content, b, c * content, d)
 
 
 # ---------------------------------------------------------------------------------------------- feed-forward net, layer
@@ -316,8 +387,8 @@ def normalized(x: Tensor, norm: Any) -> Tensor:
 
 
 def attention_block(
-    h: Tensor, memory: Any, w: Attention, norm: Any, drop_probs: Drop = NO_DROP, drop_output: Drop = NO_DROP,
-    pre_lnorm: bool = False,
+    h: Tensor, memory: AttentionMemory, w: Attention, norm: Any, drop_probs: Drop = NO_DROP,
+    drop_output: Drop = NO_DROP, pre_lnorm: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attention with its residual connection and layer norm: `[B, T, E]`.
 

@@ -67,7 +67,7 @@ from txl_config import (
     at_least,
     check_bins,
     check_fields,
-    check_places,
+    check_position_count,
     one_of,
     satisfies,
 )
@@ -82,5 +82,5 @@ __all__ = [
     "PairsTrainingConfig", "RunConfig", "SamplingConfig", "ScoringConfig", "SearchConfig", "SentenceConfig",
     "SoftmaxConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig",
     "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "already_checked",
-    "at_least", "check_bins", "check_fields", "check_places", "one_of", "satisfies",
+    "at_least", "check_bins", "check_fields", "check_position_count", "one_of", "satisfies",
 ]  # fmt: skip

@@ -40,8 +40,3 @@ relu_layer = _chosen.relu_layer
 residual_norm = _chosen.residual_norm
 rms_norm = plain.rms_norm
 takes_one_query = _chosen.takes_one_query
-
-# The docstring of the plain version describes the operation. The one of the fast version follows it.
-for _name, _operation in list(globals().items()):
-    if callable(_operation) and hasattr(plain, _name) and _operation is not getattr(plain, _name):
-        _operation.__doc__ = "\n\n".join(filter(None, [getattr(plain, _name).__doc__, _operation.__doc__]))

@@ -2,7 +2,7 @@
 
 Some gradients are written out, because TensorFlow's gradients take more passes over the activations or run on one
 thread. In training steps, XLA compiles chains of small operations on large tensors: those for which `pays` of
-`kernels/fusion.py` is true. Arguments and results are those of the plain versions, which have the docstrings.
+`kernels/fusion.py` is true. Functions that are also in `kernels/plain.py` have the same arguments and results there.
 
 Shapes:
     B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model
@@ -40,7 +40,10 @@ _BLOCK_COLUMNS = 256
 
 
 def project(x: Tensor, kernel: Tensor) -> Any:
-    """Few rows take other operations, and on processors without AVX512, some gradients are computed in blocks."""
+    """As `plain.project`.
+
+    Few rows take other operations, and on processors without AVX512, some gradients are computed in blocks.
+    """
     rows = tf.reshape(x, [-1, kernel.shape[0]])
     n_rows = rows.shape[0]
     if n_rows is not None and n_rows <= _FEW_ROWS and only_cpus():
@@ -111,9 +114,10 @@ def _column_blocks(x: Tensor) -> Any:
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Any:
-    """For bfloat16 on CPUs, the gradient of the bias is a matrix product, which adds in float32.
+    """As `plain.add_bias`.
 
-    TensorFlow adds in bfloat16 there: with 1,024 rows, its sums are off by 4%.
+    For bfloat16 on CPUs, the gradient of the bias is a matrix product, which adds in float32. TensorFlow adds in
+    bfloat16 there: with 1,024 rows, its sums are off by 4%.
     """
     # One row needs no sum.
     tensorflow_adds_in_float32 = x.dtype != tf.bfloat16 or x.shape[0] == 1 or not only_cpus()
@@ -132,7 +136,10 @@ def sum_of_rows(x: Tensor) -> Any:
 
 
 def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
-    """Large tensors take one product for each head, so the result is heads first without a transposition."""
+    """As `plain.project_heads`.
+
+    Large tensors take one product for each head, so the result is heads first without a transposition.
+    """
     batch, length, width = x.shape
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
@@ -158,7 +165,10 @@ def _by_head(kernel: Tensor, number: int) -> Any:
 
 
 def project_output(attn_vec: Tensor, o_kernel: Tensor) -> Any:
-    """The gradient of large tensors is one product for each head, so it is heads first without a transposition."""
+    """As `plain.project_output`.
+
+    The gradient of large tensors is one product for each head, so it is heads first without a transposition.
+    """
     if not pays(attn_vec.shape):
         return plain.project_output(attn_vec, o_kernel)
     n_head, batch, qlen, d_head = attn_vec.shape
@@ -181,7 +191,10 @@ def project_output(attn_vec: Tensor, o_kernel: Tensor) -> Any:
 
 
 def head_matmul(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = False) -> Any:
-    """For a single query, `[H, 1, any]`, makes one product for each head: twice as fast. `b` may then be a list."""
+    """As `plain.head_matmul`.
+
+    For a single query, `[H, 1, any]`, it makes one product for each head: twice as fast. `b` may then be a list.
+    """
     if a.shape[-2] != 1 or len(a.shape) > 3:
         return tf.matmul(a, b, transpose_b=transpose_b)
     return tf.stack(products_of_heads(a, b, transpose_b))
@@ -197,7 +210,10 @@ def products_of_heads(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = F
 
 
 def query_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
-    """In float32, uses an operation that TensorFlow does not give to oneDNN, which multiplies few rows slowly."""
+    """As `plain.query_matmul`.
+
+    In float32, it uses an operation that TensorFlow does not give to oneDNN, which multiplies few rows slowly.
+    """
     if a.dtype != tf.float32:
         return tf.matmul(a, b, transpose_b=transpose_b)
     return tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=tf.float32, adj_y=transpose_b)
@@ -244,9 +260,10 @@ def attend_with_one_query(
 
 
 def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
-    """`plain.masked_softmax`. For large tensors (see `pays`), XLA compiles the gradient into one pass.
+    """As `plain.masked_softmax`.
 
-    In half precision, if the number of keys is a multiple of `_LANES`, XLA also compiles the forward pass.
+    For large tensors (see `pays`), XLA compiles the gradient into one pass. In half precision, if the number of keys is
+    a multiple of `_LANES`, XLA also compiles the forward pass.
     """
     if not pays(scores.shape):
         return _softmax(scores, visible, position_scores)
@@ -310,7 +327,18 @@ def _sum_of_columns(x: Tensor) -> Any:
 
 
 def pairwise_scores(q: Tensor, r: Tensor, index: Tensor | None = None) -> Any:
-    """With `index`, all heads take one product, and the vectors of the pairs are not kept for the gradient."""
+    """Scores of the queries with one vector for every pair of query and key: `q_i . r_ij` (FLAT).
+
+    With `index`, all heads take one product, and the vectors of the pairs are not kept for the gradient.
+
+    Args:
+        q: `[H, B, T, D]`.
+        r: `[H, B, T, K, D]`. With `index`, the distinct vectors, `[U, H, D]`.
+        index: int32 `[B, T, K]`, the number of the vector for each pair.
+
+    Returns:
+        `[H, B, T, K]`.
+    """
     return plain.pairwise_scores(q, r) if index is None else _indexed_scores(q, r, index)
 
 
@@ -351,7 +379,7 @@ def _indexed_scores(q: Tensor, r: Tensor, index: Tensor) -> tuple[Any, Callable[
 
 @custom_gradient
 def embedding_lookup(table: Tensor, ids: Tensor) -> tuple[Any, Callable[[Any], Any]]:
-    """The gradient is dense.
+    """Rows of `table` `[n, e]` at the integer `ids`, with a dense gradient.
 
     TensorFlow's gradient of a lookup is sparse. Added to the dense gradient of the softmax that shares the table, it
     would become a list of the rows of both: many times the size of the table, and with a wrong norm for clipping.
@@ -366,7 +394,19 @@ def embedding_lookup(table: Tensor, ids: Tensor) -> tuple[Any, Callable[[Any], A
 
 @custom_gradient
 def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> tuple[Any, Callable[[Any], Any]]:
-    """The gradient computes its sums over rows and columns as matrix products, which are faster than sums."""
+    """Normalises the last axis to mean 0 and variance 1, then multiplies by gamma and adds beta.
+
+    It computes in float32, or in float64 if `x` is float64. The gradient computes its sums over rows and columns as
+    matrix products, which are faster than sums.
+
+    Args:
+        x: `[..., E]`.
+        gamma, beta: `[E]`.
+        epsilon: float, added to the variance.
+
+    Returns:
+        A tensor like `x`.
+    """
     dtype = x.dtype
     dtype_of_weights = gamma.dtype
     width = x.shape[-1]
@@ -394,7 +434,7 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> tuple[
 
 
 def residual_norm(x: Tensor, y: Tensor, norm: Any, drop: Drop = NO_DROP) -> Any:
-    """In half precision, large tensors take one pass forwards and one pass backwards."""
+    """As `plain.residual_norm`. In half precision, large tensors take one pass forwards and one pass backwards."""
     if callable(norm):
         return norm(x + drop(y))
     if not is_half(x.dtype) or not pays(x.shape):
@@ -453,9 +493,10 @@ def _residual_norm_grad(
 
 
 def relu_layer(x: Tensor, kernel: Tensor, bias: Tensor, drop: Drop = NO_DROP) -> Any:
-    """Large tensors take one pass after the product, and one pass backwards.
+    """As `plain.relu_layer`.
 
-    The gradient is passed on where the result is positive, so no mask is kept.
+    Large tensors take one pass after the product, and one pass backwards. The gradient is passed on where the result is
+    positive, so no mask is kept.
     """
     shape = [*x.shape[:-1], kernel.shape[1]]
     if not pays(shape):
@@ -494,7 +535,17 @@ def _dropped_relu_grad(shape: Sequence[int], upstream: Tensor, inner: Tensor, sc
 
 @custom_gradient
 def cross_entropy(labels: Tensor, logits: Tensor) -> tuple[Any, Callable[[Any], Any]]:
-    """`tf.nn.sparse_softmax_cross_entropy_with_logits` takes three times as long on a CPU."""
+    """Negative log-likelihood of `labels` under the softmax of `logits`.
+
+    On a CPU, `tf.nn.sparse_softmax_cross_entropy_with_logits` takes three times as long.
+
+    Args:
+        labels: int32 `[n]`, ids of classes.
+        logits: float32 or float64 `[n, classes]`.
+
+    Returns:
+        `[n]`, nats, in the dtype of the logits.
+    """
     probs: Any = tf.nn.softmax(logits)
     indices: Any = tf.stack([tf.range(tf.size(labels)), labels], 1)
     # log p(label) = logit of the label - largest logit + log of the largest probability. The largest probability is

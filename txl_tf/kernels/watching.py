@@ -16,9 +16,9 @@ class AttentionRecord:
 
     Attributes:
         probs: the probabilities before dropout, `[H, ..., T, K]` each.
-        parts: `(q, k, places)` of each of Transformer-XL's attentions: the queries before u and v are added, the keys,
-            and `Places` of `txl_tf.equations`. Only for a memory of hidden states: with cached keys, q and k do not
-            belong together.
+        parts: `(q, k, key_positions)` of each of Transformer-XL's attentions: the queries before u and v are added, the
+            keys, and `KeyPositions` of `txl_tf.equations`. Only for a memory of hidden states: with cached keys, q and
+            k do not belong together.
     """
 
     def __init__(self) -> None:

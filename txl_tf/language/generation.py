@@ -160,8 +160,8 @@ def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) ->
         log_probs: float `[B, N]`.
 
     Returns:
-        `(log_probs, is_wrong)`: float `[B, N]`, and bool `[B]`, true for a row whose scores are all -inf, or of which
-        one is NaN or +inf. Its log-softmax is NaN.
+        `(log_probs, is_wrong)`: float `[B, N]`; and bool `[B]`, true for a row with a NaN or +inf, or with only -inf.
+        The log-softmax of such a row is NaN.
 
     Raises:
         ParameterError: the scores have another shape than the log-probabilities, or are no floats.

@@ -201,9 +201,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @property
     def has_own_mems(self) -> bool:
-        """Whether a user has overridden `initial_mems`, and not for a `segment_nll` alone.
+        """Whether a user has overridden `initial_mems` but not `segment_nll`.
 
-        With an own `segment_nll`, the memory belongs to that method, and may have another form.
+        If both are overridden, the memory belongs to that `segment_nll` and may have another form.
         """
         return is_overridden(self, "initial_mems") and not is_overridden(self, "segment_nll")
 
@@ -480,27 +480,38 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         model = self if self.has_own_call else self.network
         mems = self.with_own_mems(tokens, mems)
-        options = {name: value for name, value in options.items() if value is not None}
+        taken = self._options_of_call(model, static_shapes, options)
+        dropout_key = options.get("dropout_key")
+        if dropout_key is None or "dropout_key" in taken:
+            return model(tokens, mems=mems, **taken)
+        # A user's call that does not take the key: its layers draw their keys from this one.
+        with self.network.drawing(dropout_key):
+            return model(tokens, mems=mems, **{**taken, "training": True})
+
+    def _options_of_call(self, model: Any, static_shapes: bool, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of `outputs` that the call of `model` takes, without those that are `None`.
+
+        Args:
+            model: this model, if a user has overridden its call; or its network.
+            static_shapes, options: as in `outputs`, which also lists the errors.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
         if static_shapes:
-            options = {**options, "static_shapes": True}
-        known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
+            given["static_shapes"] = True
+        taken = {name: value for name, value in given.items() if takes_keyword(model.call, name)}
         if "dropout_key" not in keywords_of(model.call):  # Keras allows no tensor next to a bool in **kwargs
-            known.pop("dropout_key", None)
-        unknown = options.keys() - known.keys()
+            taken.pop("dropout_key", None)
         for name in ("done", "inputs_embeds", "output_hidden_states"):
-            if name in unknown:
+            if name in given and name not in taken:
                 allowed = f"left out, because the call of {type(model).__name__} does not take it"
-                raise ParameterError(name, options[name], allowed, f"{name} must be {allowed}")
-        if self.has_own_mems and ("done" in options or getattr(self.network, "reset_token", None) is not None):
+                raise ParameterError(name, given[name], allowed, f"{name} must be {allowed}")
+        documents_end = "done" in given or getattr(self.network, "reset_token", None) is not None
+        if documents_end and self.has_own_mems:
             refuse_own_mems(self)
-        if "static_shapes" in unknown and model is self.network:
+        if static_shapes and "static_shapes" not in taken and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)
-        if "dropout_key" not in unknown:
-            return model(tokens, mems=mems, **known)
-        # A user's call that does not take the key: its layers draw their keys from this one.
-        with self.network.drawing(options["dropout_key"]):
-            return model(tokens, mems=mems, **{**known, "training": True})
+        return taken
 
     @property
     def has_own_call(self) -> bool:

@@ -61,9 +61,9 @@ def no_history(batch_size: Size, n_token: int) -> History:
 
 def remember(history: History, token: Tensor) -> History:
     """The `History` after `token`, int32 `[B]`: one more token in each row."""
-    places = tf.stack([tf.range(shape_of(token)[0]), token], -1)
+    indices = tf.stack([tf.range(shape_of(token)[0]), token], -1)
     times = tf.fill([shape_of(token)[0]], history.time)
-    return History(tf.tensor_scatter_nd_update(history.last_seen, places, times), history.time + 1)
+    return History(tf.tensor_scatter_nd_update(history.last_seen, indices, times), history.time + 1)
 
 
 def remember_segment(history: History, tokens: Tensor, lengths: Tensor) -> History:
@@ -76,9 +76,9 @@ def remember_segment(history: History, tokens: Tensor, lengths: Tensor) -> Histo
     column = tf.range(n)
     lengths = lengths[:, None]
     moved = tf.maximum(history.last_seen - history.time - lengths, NEVER)
-    places = tf.stack([tf.broadcast_to(tf.range(batch)[:, None], [batch, n]), tokens], -1)
+    indices = tf.stack([tf.broadcast_to(tf.range(batch)[:, None], [batch, n]), tokens], -1)
     times = tf.where(column < lengths, column - lengths, NEVER)
-    return History(tf.tensor_scatter_nd_max(moved, places, times), tf.zeros_like(history.time))
+    return History(tf.tensor_scatter_nd_max(moved, indices, times), tf.zeros_like(history.time))
 
 
 def sample_categorical(scores: Tensor, uniform: Tensor) -> Tensor:
@@ -116,9 +116,9 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     probability_before = tf.cumsum(tf.nn.softmax(tf.where(is_likely, ordered, -np.inf)), -1, exclusive=True)
     # A rounded sum may reach 1 too early, so `top_p` = 1 is a case of its own.
     is_likely &= (probability_before < top_p[:, None]) | (top_p[:, None] == 1) | (tf.range(n) == 0)
-    places = tf.reshape(order + n * tf.range(batch)[:, None], [-1, 1])
+    indices = tf.reshape(order + n * tf.range(batch)[:, None], [-1, 1])
     return tf.reshape(
-        tf.scatter_nd(places, tf.reshape(tf.where(is_likely, ordered, -np.inf), [-1]), [batch * n]), [batch, n]
+        tf.scatter_nd(indices, tf.reshape(tf.where(is_likely, ordered, -np.inf), [-1]), [batch * n]), [batch, n]
     )
 
 

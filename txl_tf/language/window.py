@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.equations import Places
+from txl_tf.equations import Block, OrderedKeyPositions, visible_keys
 from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows
@@ -52,7 +52,7 @@ class WindowWeights(NamedTuple):
     """The values that inference computes only from the weights. They are outdated when the weights change."""
 
     layers: tuple  # n_layer LayerWeights
-    positions: Any  # [W, E], such as sinusoids; () if nothing is added to embeddings
+    positions: Tensor | None  # [W, E], such as sinusoids; `None` if nothing is added to embeddings
 
 
 def window_start(length: Tensor, context_len: int) -> Tensor:
@@ -71,7 +71,7 @@ class WindowCache(DecodingCache):
         dtype = network.compute_dtype
         layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
         if not network.scheme.overrides("enter"):  # then the scheme has no table that it adds to the embeddings
-            return WindowWeights(layers, ())
+            return WindowWeights(layers, None)
         return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
 
     def initial_state(self, batch_size: int) -> WindowState:
@@ -166,24 +166,25 @@ class WindowMemory(NetworkMemory):
         self.state = state
         self.in_place = in_place
         self.static_shapes = static_shapes
-        self.places = state.length[:, None] + tf.range(shape_of(tokens)[1])  # [B, T], positions in the window
-        self.slots = network.mem_len + self.places  # [B, T], their indices among the keys
+        self.window_positions = state.length[:, None] + tf.range(shape_of(tokens)[1])  # [B, T]
+        self.slots = network.mem_len + self.window_positions  # [B, T], their indices among the keys
         key = tf.range(shape_of(state.keys[0])[2])
-        visible = key <= self.slots[..., None]  # [B, T, K]
-        self.visible = visible & (key >= self.places[..., None]) if network.same_length else visible
+        self.visible = visible_keys(self.slots, key, network.mem_len, network.same_length)  # [B, T, K]
         self.slots_of_heads = tf.repeat(self.slots, network.n_head, 0)
         parts = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
         self.layers = [WindowOfLayer(layer, layer_weights, self, k, v) for layer, layer_weights, k, v in parts]
 
     def added(self) -> Tensor | None:
         """The rows to add to the embeddings of the tokens: `[B, T, E]`, or `None`."""
-        return None if isinstance(self.weights.positions, tuple) else tf.gather(self.weights.positions, self.places)
+        table = self.weights.positions
+        return None if table is None else tf.gather(table, self.window_positions)
 
     def finish(self) -> WindowState:
         """The `WindowState` after the segment."""
         keys, values = self.keys_and_values()
-        row = tf.broadcast_to(tf.range(shape_of(self.tokens)[0])[:, None], tf.shape(self.places))
-        seen = tf.tensor_scatter_nd_update(self.state.tokens, tf.stack([row, self.places], -1), self.tokens)
+        row = tf.broadcast_to(tf.range(shape_of(self.tokens)[0])[:, None], tf.shape(self.window_positions))
+        indices = tf.stack([row, self.window_positions], -1)
+        seen = tf.tensor_scatter_nd_update(self.state.tokens, indices, self.tokens)
         return WindowState(keys, values, seen, self.state.length + shape_of(self.tokens)[1])
 
 
@@ -192,9 +193,9 @@ class WindowOfLayer(CachedKeys):
 
     def numbers(self, k: Tensor) -> Tensor:
         """How many tokens of the window precede each of the segment's keys `k`: int32 `[B, 1, T]`."""
-        return self.network_memory.places[:, None]
+        return self.network_memory.window_positions[:, None]
 
-    def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor) -> Any:
+    def attend(self, block: Block, content_q: Any, position_q: Any, k: Tensor, v: Tensor) -> Any:
         """Writes keys and values of the segment into the window, and attends to the window."""
         memory = self.network_memory
         keys, values = (
@@ -204,15 +205,15 @@ class WindowOfLayer(CachedKeys):
         klen = shape_of(keys)[2]
         # Scores by position need the indices of the queries, and `query_indices` has one row for all rows of a batch.
         if not self.layer.rel_attn.scheme.scores_positions:
-            places = Places(klen, memory.visible[:, None])
+            key_positions = OrderedKeyPositions(klen=klen, visible=memory.visible[:, None])
             if memory.static_shapes:
-                return block(content_q, position_q, keys, values, places)
+                return block(content_q, position_q, keys, values, key_positions)
             if at_once(content_q):
-                return block(RowsFirst(content_q), position_q, RowsFirst(keys), RowsFirst(values), places)
+                return block(RowsFirst(content_q), position_q, RowsFirst(keys), RowsFirst(values), key_positions)
 
         def attend_row(b):
-            places = Places(klen, memory.visible[b], query_indices=memory.slots[b])
-            return block(content_q[b], position_q[b], keys[b], values[b], places)
+            key_positions = OrderedKeyPositions(klen=klen, visible=memory.visible[b], query_indices=memory.slots[b])
+            return block(content_q[b], position_q[b], keys[b], values[b], key_positions)
 
         return row_by_row(attend_row, content_q)
 
@@ -231,10 +232,10 @@ class RereadWindow(DecodingCache):
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
         """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
         start = window_start(lengths, self.context_len)
-        place = tf.range(self.context_len)
-        columns = tf.minimum(start[:, None] + place, shape_of(prompt)[1] - 1)
+        positions = tf.range(self.context_len)
+        columns = tf.minimum(start[:, None] + positions, shape_of(prompt)[1] - 1)
         length = lengths - start
-        tokens = tf.where(place < length[:, None], tf.gather(prompt, columns, batch_dims=1), 0)
+        tokens = tf.where(positions < length[:, None], tf.gather(prompt, columns, batch_dims=1), 0)
         state = WindowState((), (), tokens, length)
         return self._last(state), state
 
@@ -254,12 +255,12 @@ class RereadWindow(DecodingCache):
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""
         half = self.context_len // 2
-        place = tf.range(self.context_len)
+        positions = tf.range(self.context_len)
         full = state.length == self.context_len
         moved = tf.pad(state.tokens[:, self.context_len - half :], [[0, 0], [0, self.context_len - half]])
         length = tf.where(full, half, state.length)
         tokens = tf.where(full[:, None], moved, state.tokens)
-        tokens = tf.where(place == length[:, None], token[:, None], tokens)
+        tokens = tf.where(positions == length[:, None], token[:, None], tokens)
         state = WindowState((), (), tokens, length + 1)
         return self._last(state), state
 

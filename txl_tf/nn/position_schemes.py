@@ -159,7 +159,7 @@ class Positions:
 
         Args:
             q: `[H, ..., T, D]`, the queries for the positions of the keys.
-            places: `txl_tf.equations.Places`, or another object with its functions.
+            places: `txl_tf.equations.KeyPositions`.
 
         Returns:
             `[H, ..., T, K]`; or `[H, T, K]`, the same for all rows of a batch; in the dtype of `q`. For a single query,

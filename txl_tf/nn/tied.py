@@ -53,15 +53,15 @@ class Tied(MixedIntoLayer):
         embedding_class: a subclass sets it to the class of the embedding.
         shared_sizes: a subclass sets it to the names of the sizes in which layer and embedding must agree.
         embedding: the embedding that the layer is tied to, or `None`. The layer's list of weights contains its weights.
-        place: where the embedding is in an earlier layer: `(name of that layer, index among its embeddings)`. `None` if
-            the embedding is a part of this layer.
+        location: where the embedding is in an earlier layer: `(name of that layer, index among its embeddings)`. `None`
+            if the embedding is a part of this layer.
         saved: the description of the embedding in the configuration of this layer, until the first symbolic call.
     """
 
     embedding_class: Any = None
     shared_sizes: tuple[str, ...] = ()
     embedding: Any = None
-    place: tuple[str, int] | None = None
+    location: tuple[str, int] | None = None
     saved: dict[str, Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ class Tied(MixedIntoLayer):
     def _find_embedding(self, layers: Sequence[Any]) -> Any:
         """The embedding of a symbolic call without that argument. `hidden` comes from the `layers`."""
         if self.saved is None:
-            return self._embedding_at(self.place, layers) or self.embedding
+            return self._embedding_at(self.location, layers) or self.embedding
         name, index, config = (self.saved[key] for key in ("layer", "index", "embedding"))
         embedding = self._embedding_at(None if name is None else (name, index), layers)
         if embedding is not None:
@@ -147,9 +147,9 @@ class Tied(MixedIntoLayer):
 
     def _tie_to(self, embedding: Any, hidden: Any, layers: Sequence[Any]) -> None:
         """Ties the layer to an embedding. `hidden` comes from the `layers`."""
-        places = ((layer.name, self._embeddings_in(layer)) for layer in layers)
-        self.place = next(((name, parts.index(embedding)) for name, parts in places if embedding in parts), None)
-        if self.place is not None:
+        embeddings = ((layer.name, self._embeddings_in(layer)) for layer in layers)
+        self.location = next(((name, parts.index(embedding)) for name, parts in embeddings if embedding in parts), None)
+        if self.location is not None:
             # Keras must not track this attribute. Otherwise, freezing this layer would freeze a part of the other one.
             self.__dict__["embedding"] = embedding
             self.show("embedding", embedding)
@@ -166,16 +166,16 @@ class Tied(MixedIntoLayer):
         """The embeddings in a layer; the layer itself if it is one."""
         return [part for part in layer._flatten_layers() if isinstance(part, self.embedding_class)]
 
-    def _embedding_at(self, place: tuple[str, int] | None, layers: Sequence[Any]) -> Any:
-        """The embedding at a `place`, see the attribute; `None` if none of the `layers` has it."""
-        name, index = place or (None, 0)
+    def _embedding_at(self, location: tuple[str, int] | None, layers: Sequence[Any]) -> Any:
+        """The embedding at a `location`, see the attribute; `None` if none of the `layers` has it."""
+        name, index = location or (None, 0)
         parts = [part for layer in layers if layer.name == name for part in self._embeddings_in(layer)]
         return parts[index] if index < len(parts) else None
 
     def _check_holders(self, embedding: Any, hidden: Any) -> None:
         """Raises ParameterError if another layer of the graph, not a tied one, contains the embedding.
 
-        Call it only when no layer that `hidden` comes from contains the embedding (`place` is `None`). In a file, a
+        Call it only when no layer that `hidden` comes from contains the embedding (`location` is `None`). In a file, a
         layer elsewhere in the graph would have its own embedding. Tied layers get the same embedding from the file. If
         the embedding was itself called in a functional model, it is saved only once, so nothing is checked.
         """
@@ -190,11 +190,11 @@ class Tied(MixedIntoLayer):
     def get_config(self) -> dict[str, Any]:
         tied_to = self.saved  # the entry of the configuration that this layer was made from
         if self.embedding is not None:
-            if self.place is None:
+            if self.location is None:
                 for node in self._inbound_nodes:  # one for each symbolic call
                     hidden = node.input_tensors[0]
                     self._check_holders(self.embedding, hidden)
-            name, index = self.place or (None, None)
+            name, index = self.location or (None, None)
             tied_to = {"layer": name, "index": index, "embedding": self._config_of_embedding()}
         config = super().get_config()
         return config if tied_to is None else {**config, "tied_to": tied_to}
@@ -214,19 +214,19 @@ class Tied(MixedIntoLayer):
         if "shared_object_id" in serialized:  # all owners will get the same object from the file
             return config
         elsewhere = embedding._inbound_nodes or "/" in embedding.path or len(embedding.owners) > 1
-        return None if self.place is not None or elsewhere else config
+        return None if self.location is not None or elsewhere else config
 
     # -------------------------------------------------------------------------------------------------------- weights
 
     @property
     def weights(self) -> list[Any]:
         """The weights of the layer, and those of an embedding that is in an earlier layer."""
-        return [*super().weights, *([] if self.place is None else self.embedding.weights)]
+        return [*super().weights, *([] if self.location is None else self.embedding.weights)]
 
     @property
     def variables(self) -> list[Any]:
         """As `weights`, but with the variables that are not weights."""
-        return [*super().variables, *([] if self.place is None else self.embedding.variables)]
+        return [*super().variables, *([] if self.location is None else self.embedding.variables)]
 
 
 class Shared(MixedIntoLayer):

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import Config, EvaluationConfig, MachineConfig, TrainingConfig, at_least, check_places
+from txl_tf.config import Config, EvaluationConfig, MachineConfig, TrainingConfig, at_least, check_position_count
 from txl_tf.data.text.batches import Segments, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.datasets import is_by_character_in, measured
@@ -100,7 +100,7 @@ def evaluate_run(
     resets = _resets(evaluation, corpus.vocab, folder.family.config)
     from_corpus = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**from_corpus, **config["model"], **resets, **(model or {})}
-    check_places(model, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
+    check_position_count(model, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     parts = _parallel_parts(evaluation, evaluator, split, strategy, folder.family.config)
     set_matmul_precision(machine.matmul_precision)

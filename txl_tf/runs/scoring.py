@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import ScoringConfig, check_places
+from txl_tf.config import ScoringConfig, check_position_count
 from txl_tf.data.batching import by_length, padded
 from txl_tf.data.lines import LINE, LineError, encoded, in_blocks, in_places, text_of
 from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids, unescape
@@ -173,7 +173,7 @@ class Scorer:
         self.continuations = config.continuations
         self.batch_tokens = config.batch_tokens
         self.segment = config.segment or (lm.context_len if lm.has_window else SEGMENT)
-        check_places(dict(vars(lm)), segment=self.segment)
+        check_position_count(dict(vars(lm)), segment=self.segment)
         spec = tf.TensorSpec([None, None], tf.int32)
         self._first_nll = tf.function(lm.first_nll, [spec, spec], autograph=False)
         self._next_nll = tf.function(lm.evaluation_nll, autograph=False, reduce_retracing=True)

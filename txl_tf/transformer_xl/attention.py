@@ -14,7 +14,16 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import Attention, Places, Zeros, attention, attention_block, causal, normalized, project_distances
+from txl_tf.equations import (
+    Attention,
+    OrderedKeyPositions,
+    Zeros,
+    attention,
+    attention_block,
+    causal,
+    normalized,
+    project_distances,
+)
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
@@ -117,9 +126,12 @@ def attention_parts(
     if zeros is not None:
         zeros = Zeros(zeros.k[:, None], zeros.v[:, None])  # for keys and values [H, B, K, D]
     zero_value = None if zeros is None else zeros.v
-    places = Places(mem_len + tgt_len, visible, r, first=tgt_len, content=content, zero_value=zero_value)
+    key_positions = OrderedKeyPositions(
+        klen=mem_len + tgt_len, visible=visible, r=r, first=tgt_len, content=content, zero_value=zero_value
+    )
     scale = (o_kernel.shape[0] // n_head) ** -0.5
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme, u, v, zeros)
+    weights = Attention(qkv_kernel, o_kernel, n_head, scale, scheme, u, v, zeros)
+    return HiddenStates(mems, key_positions), weights
 
 
 def zero_memory_key_by_distance(zero_key: Tensor, scheme: Any, klen: Size) -> Any:

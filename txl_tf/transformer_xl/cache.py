@@ -24,11 +24,12 @@ Shapes:
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from txl_tf.equations import Block
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.transformer_xl.documents import document_starts, last_start
@@ -48,7 +49,9 @@ class CachedState(NamedTuple):
     keys: tuple[Tensor, ...]  # n_layer tensors [B, H, K, D]
     values: tuple[Tensor, ...]  # the same
     position: Tensor  # int32 scalar, the slot of the next token, the same for all rows
-    count: Tensor = ()  # int32 [B], how many tokens precede the next one; empty unless the scheme turns keys
+    # int32 [B], how many tokens precede the next one. Unless the scheme turns keys, it is empty, not `None`: `tf.nest`
+    # takes `None` for a leaf, so a state would not contain only tensors.
+    count: Tensor = ()
 
 
 def precompute(network: Any, max_segment: Size = 1) -> Any:
@@ -187,9 +190,7 @@ class RingOfLayer(CachedKeys):
         """How many tokens of the text precede each of the segment's keys `k`: int32 `[B, 1, T]`."""
         return self.network_memory.state.count[:, None, None] + tf.range(shape_of(k)[2])
 
-    def attend(
-        self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
+    def attend(self, block: Block, content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes keys and values of the segment to the rings, and attends to the rings by `block`, see `attend_ring`.
 
         Erases documents that have ended from the rings, see `_erasers`: some before it writes, others after it attends.

@@ -8,12 +8,12 @@ Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      M: mem_len      K: M + T
 """
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.equations import Places, causal
+from txl_tf.equations import Block, KeyPositions, OrderedKeyPositions, causal
 from txl_tf.kernels.shapes import Size, Tensor
 from txl_tf.transformer_xl.inference import call_with_cache, projected_positions, weights_of_layers
 from txl_tf.transformer_xl.memory import Memory, NetworkMemory
@@ -34,9 +34,9 @@ class ZeroMemory(NetworkMemory):
         weights = weights_of_layers(network, tables)
         visible = causal(tgt_len, network.mem_len, network.same_length)
         # The first query and the first key have the distance M, which is row T - 1 of the table.
-        places = Places(klen, visible, first=tgt_len - 1, zero_keys=network.mem_len)
+        positions = OrderedKeyPositions(klen=klen, visible=visible, first=tgt_len - 1, zero_keys=network.mem_len)
         self.layers = [
-            ZerosOfLayer(layer, layer_weights, places._replace(r=layer_weights.position_keys))
+            ZerosOfLayer(layer, layer_weights, dataclasses.replace(positions, r=layer_weights.position_keys))
             for layer, layer_weights in zip(network.decoder_layers, weights, strict=True)
         ]
 
@@ -50,17 +50,21 @@ class ZerosOfLayer(Memory):
 
     Args:
         layer, weights: see `Memory`.
-        places: places of the zeros and of the segment's keys.
+        key_positions: positions of the zeros and of the segment's keys.
     """
 
-    def __init__(self, layer: Any, weights: Any, places: Places) -> None:
+    def __init__(self, layer: Any, weights: Any, key_positions: KeyPositions) -> None:
         super().__init__(layer, weights)
-        self.places = places
+        self.key_positions = key_positions
 
-    def attend(self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def attend(self, block: Block, content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Any:
         """Attends to the zeros and to the segment."""
-        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, k, v)]  # [H, B, T, D] each
-        return tf.transpose(block(*heads_first, self.places), [1, 0, 2, 3])
+
+        def swapped(x: Tensor) -> Any:
+            """From `[B, H, T, D]` to `[H, B, T, D]`, or back."""
+            return tf.transpose(x, [1, 0, 2, 3])
+
+        return swapped(block(swapped(content_q), swapped(position_q), swapped(k), swapped(v), self.key_positions))
 
 
 def first_segment(network: Any, tokens: Tensor, model: Any = None) -> Any:

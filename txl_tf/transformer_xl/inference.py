@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.equations import project_distances
+from txl_tf.equations import Zeros, project_distances
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.threads import at_the_same_time
 from txl_tf.kernels.watching import current_record
@@ -18,10 +18,8 @@ from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.transformer_xl.attention import SegmentAttention, zero_memory_key_by_distance
 
-# The graph of a segment of several tokens, but fewer than `LONG_SEGMENT`, contains up to `MAX_UNROLLED_ROWS` rows of a
-# batch, which attend at the same time. The graph of any other segment (a single token, or a long or unknown length)
-# contains up to `FEW_ROWS`. More rows use a loop: TensorFlow makes its graph sooner, and for long segments the loop is
-# about as fast.
+# How many rows of a batch the graph computes separately: `MAX_UNROLLED_ROWS` if a segment has several tokens, but fewer
+# than `LONG_SEGMENT`, otherwise `FEW_ROWS`. Larger batches use a loop, which is traced faster.
 LONG_SEGMENT = 256
 MAX_UNROLLED_ROWS = 16
 FEW_ROWS = 4
@@ -41,7 +39,7 @@ class LayerWeights(NamedTuple):
     # [H, any, D], projected sinusoids in the order in which attention takes them. With `zeros` and a scheme that turns
     # keys, the key of the zeros, turned for every distance.
     position_keys: Tensor | None = None
-    zeros: Any = ()  # `Zeros` of an attention with pre_lnorm
+    zeros: Zeros | tuple[()] = ()  # only with pre_lnorm; empty instead of `None`, for `tf.nest.flatten`
 
 
 def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> LayerWeights:

@@ -9,13 +9,13 @@ With this object, its call raises an error: `NotCacheable` if a check of this fi
 TensorFlow or Keras. After any error, the model is computed from hidden states, as in training: see `why_not_cached`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 import txl_tf.kernels as ops
-from txl_tf.equations import Attention, Places
+from txl_tf.equations import Attention, Block, KeyPositions
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.base import CachedMemory, NotCacheable, memories_by_name
 from txl_tf.nn.parts import is_overridden
@@ -26,12 +26,12 @@ class HiddenStates:
 
     Args:
         mems: `[B, M, E]`, or `None` for no memory.
-        places: the positions of the keys of memory and segment, and which of them a query sees.
+        key_positions: the positions of the keys of memory and segment, and which of them a query sees.
     """
 
-    def __init__(self, mems: Tensor | None, places: Places) -> None:
+    def __init__(self, mems: Tensor | None, key_positions: KeyPositions) -> None:
         self.mems = mems
-        self.places = places
+        self.key_positions = key_positions
 
     def project(self, h: Tensor, w: Attention) -> tuple[Any, Any, Any]:
         """Queries of the segment `[H, B, T, D]`; keys and values of memory and segment, `[H, B, M + T, D]` each."""
@@ -47,16 +47,12 @@ class HiddenStates:
         """int32 `[K]`: how many tokens precede each of the keys `[H, B, K, D]`."""
         return tf.range(shape_of(k)[2])
 
-    def attend(
-        self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """Calls `block` of `txl_tf.equations.attention` once, with all rows and queries.
+    def attend(self, block: Block, content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Calls `block` once, for all rows and queries.
 
-        `RingOfLayer.attend` may call it for some of the queries of one row at a time.
-
-        `self.places` are the positions of the keys, and which of the keys a query sees.
+        (`RingOfLayer.attend` calls it for some queries of one row at a time.)
         """
-        return block(content_q, position_q, k, v, self.places)
+        return block(content_q, position_q, k, v, self.key_positions)
 
     def output(self, attn_vec: Tensor, w: Attention) -> Any:
         """`[H, B, T, D]` to `[B, T, E]`."""
@@ -66,21 +62,19 @@ class HiddenStates:
 class Memory(CachedMemory):
     """Cached memory of one layer, for one segment. It is not a tensor: using it as one is an error.
 
-    A subclass defines `attend`, like `HiddenStates` but for queries, keys and values `[B, H, any, D]`.
-
     Args:
         layer: a layer of the network.
         weights: `LayerWeights` of the layer.
 
     Attributes:
-        used: how often the attention of the layer has used the memory: 0, or 1 after the layer was called.
+        used: whether the attention of the layer has used the memory.
         input: the input of the layer, `[B, T, E]`; `None` before the layer was called.
     """
 
     def __init__(self, layer: Any, weights: Any) -> None:
         self.layer = layer
         self.weights = weights
-        self.used = 0
+        self.used = False
         self.input: Any = None
 
     def check(self, attention: Any, w: Tensor, *arguments: Any) -> None:
@@ -104,7 +98,7 @@ class Memory(CachedMemory):
                 raise NotCacheable(f"{attention.name} of {self.layer.name} has its own {name}")
         if self.used:
             raise NotCacheable(f"{self.layer.name} attends to its memory twice")
-        self.used = 1
+        self.used = True
 
     def weights_of_attention(self) -> Attention:
         """The weights of the layer's attention. They contain the scale already, so `scale` is 1."""
@@ -122,6 +116,9 @@ class Memory(CachedMemory):
     def numbers(self, k: Tensor) -> Any:
         """How many tokens precede each of the keys `[B, H, T, D]`: int32, broadcasts to `[B, H, T]`."""
         return tf.range(shape_of(k)[2])
+
+    def attend(self, block: Block, content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Any:
+        """The results for all queries. Queries, keys, values and results are `[B, H, T, D]`. A subclass defines it."""
 
     def output(self, attn_vec: Tensor, w: Attention) -> Any:
         """`[B, H, T, D]` to `[B, T, E]`."""

@@ -439,13 +439,11 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             `(hidden, new_mems)`, as the call, and the inputs of the layers, a list, if they were requested. For a
             `NetworkMemory`, `(hidden, state)` after the segment.
         """
+        if isinstance(mems, NetworkMemory):
+            return self._forward_cached(tokens, mems, static_shapes)
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
         options = {} if done is None else {"done": done}  # a user's `enter` need not take it
         hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **options)
-        if isinstance(mems, NetworkMemory):
-            for memory in arguments:
-                hidden = memory.call_layer(hidden)
-            return hidden, mems.finish()
         hidden, inputs = apply_layers(
             self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
         )
@@ -453,6 +451,13 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         hidden = dropout(hidden, self.dropout, out_key)
         new_mems = mask.forget(new_mems, lengths)
         return (hidden, new_mems, inputs) if output_hidden_states else (hidden, new_mems)
+
+    def _forward_cached(self, tokens: Tensor, memory: NetworkMemory, static_shapes: bool) -> tuple[Any, Any]:
+        """`forward` with cached keys and values: `(hidden, state)`, see there."""
+        hidden, layers, _ = self.enter(tokens, memory, (None, None), None, static_shapes)
+        for layer_memory in layers:
+            hidden = layer_memory.call_layer(hidden)
+        return hidden, memory.finish()
 
     def enter(
         self, tokens: Tensor, mems: Any, dropout_keys: Any = (None, None), lengths: Tensor | None = None,
@@ -484,7 +489,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         arguments = [(*self.scheme.of_layer(self, i, pos_emb), *mask.around(mem)) for i, mem in enumerate(mems)]
         return hidden, arguments, mask
 
-    def embed(self, tokens: Tensor, mlen: Any, dropout_keys: Any, static_shapes: bool, zero: Size) -> tuple[Any, Any]:
+    def embed(
+        self, tokens: Tensor, mlen: Size | NetworkMemory, dropout_keys: Any, static_shapes: bool, zero: Size
+    ) -> tuple[Any, Any]:
         """The embeddings of the tokens, with absolute positions and dropout.
 
         Args:

@@ -16,13 +16,14 @@ Shapes:
     K: slots      S: the slots among which some queries look for keys, all K or fewer
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from txl_tf.equations import shifted_scores
+from txl_tf.equations import Block, KeyPositions, shifted_scores
 from txl_tf.kernels import products_of_heads
 from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
@@ -88,28 +89,22 @@ def eraser(last: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool 
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
-class RingPlaces(NamedTuple):
-    """`Places` of the keys in consecutive slots of a ring, for a block of queries."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RingKeyPositions(KeyPositions):
+    """`KeyPositions` of the keys in consecutive slots of a ring, for a block of queries.
 
-    klen: Size  # S
-    r: Any  # see `_in_slot_order`: [H, S + T, D]; for a single query a list of H [S, D]; `None` without a table
+    `klen` is S, and `r` is the result of `_in_slot_order`, or `None` without a table.
+    """
+
     first_slot: Tensor  # int32 scalar, the slot of the first query, counted from the first of the S slots
-    # The rest as in `Places`. A ring has no keys that are left out because they are zeros.
-    visible: Tensor | None = None
-    content: Tensor | None = None
-    zero_keys: int = 0
-    zero_value: None = None
 
     def distances(self, q: Tensor) -> Any:
-        """The distance from every query to every key, int32 `[T, S]`.
-
-        Distances are never negative: the keys in a query's future count as the oldest keys.
-        """
+        """As `KeyPositions.distances`; never negative: the keys in a query's future count as the oldest keys."""
         query: Any = tf.range(shape_of(q)[-2])
         return (self.first_slot + query[:, None] - tf.range(self.klen)) % self.klen
 
     def scores_by_distance(self, q: Tensor) -> Any:
-        """Products of queries with the row of `r` for the distance of each key: `[H, T, S]`.
+        """As `KeyPositions.scores_by_distance`.
 
         If `r` is a list, for a single query, the result is a list with the scores of each head: `[1, S]`; or for
         queries `[H, B, 1, D]`, `[B, 1, S]`.
@@ -159,7 +154,7 @@ class View(NamedTuple):
 
 
 def attend_ring(
-    block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Tensor | None,
+    block: Block, content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Tensor | None,
     view: View, static_shapes: bool = False,
 ) -> Any:  # fmt: skip
     """Attends from the queries of one segment to a ring of cached keys and values.
@@ -172,7 +167,7 @@ def attend_ring(
     `max_distance`, a block of such a segment takes only the slots that its queries see, if these are consecutive.
 
     Args:
-        block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
+        block: `block` of `txl_tf.equations.attention`.
         content_q, position_q: `[B, H, T, D]`, queries.
         keys, values: `[B, H, K, D]`.
         r: `ring_positions`, or `None` if the scheme of positions has no table.
@@ -213,7 +208,7 @@ def attend_ring(
 
 
 def _attend_block(
-    block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Any,
+    block: Block, content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Any,
     view: View, static_shapes: bool, selects: bool = False,
 ) -> Any:  # fmt: skip
     """Attends to the ring from one block of queries. The arguments are those of `attend_ring`, for these queries.
@@ -227,30 +222,33 @@ def _attend_block(
     if r is not None:
         by_head = content_q.shape[2] == 1 and not static_shapes
         r = _in_slot_order(r, first_slot, tgt_len, klen, slots, by_head)
-    places = RingPlaces(klen, r, first_slot)
+    key_positions = RingKeyPositions(klen=klen, r=r, first_slot=first_slot)
     if view.max_distance is not None:
-        distance = places.distances(content_q)  # [T, S]
-        places = places._replace(visible=distance <= view.max_distance[..., None])  # [T, S] or [B, T, S]
+        distance = key_positions.distances(content_q)  # [T, S]
+        visible = distance <= view.max_distance[..., None]  # [T, S] or [B, T, S]
+        key_positions = dataclasses.replace(key_positions, visible=visible)
         if view.zero_beyond is not None:
             content = tf.cast(distance <= view.zero_beyond[..., None], content_q.dtype)  # [B, T, S]
-            places = places._replace(content=content)
+            key_positions = dataclasses.replace(key_positions, content=content)
 
     def swapped(x: Tensor) -> Any:
         """From `[B, H, any, D]` to `[H, B, any, D]`, or back."""
         return tf.transpose(x, [1, 0, 2, 3])
 
     if static_shapes:
-        return swapped(block(*map(swapped, (content_q, position_q, keys, values)), places))
+        return swapped(block(swapped(content_q), swapped(position_q), swapped(keys), swapped(values), key_positions))
     if view.max_distance is None and at_once(content_q):
         heads_first = tf.stack(tf.unstack(position_q, axis=1))  # faster than a transposition of so few numbers
-        return block(RowsFirst(content_q), heads_first, RowsFirst(keys), RowsFirst(values), places)
+        return block(RowsFirst(content_q), heads_first, RowsFirst(keys), RowsFirst(values), key_positions)
 
     def attend_row(b: Any) -> Tensor:
         """Attention of row b of the batch."""
-        visible = places.visible
-        of_row = places._replace(
+        visible = key_positions.visible
+        content = key_positions.content
+        of_row = dataclasses.replace(
+            key_positions,
             visible=visible if visible is None or len(visible.shape) == 2 else visible[b],
-            content=None if places.content is None else places.content[b],
+            content=None if content is None else content[b],
         )
         k, v = keys[b], values[b]
         if selects:

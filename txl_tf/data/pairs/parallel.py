@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -259,11 +259,6 @@ def _read_splits(config: PairsConfig) -> tuple[dict[str, Any], dict[str, str], l
     sides = {split: reader.read(path) for split, path in paths.items() if path}
     names = {split: " and ".join(dict.fromkeys(text.name for text in both)) for split, both in sides.items()}
     return sides, names, reader.said
-
-
-def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
-    """Reads sources and targets from one file of pairs, or two files, with the default options of `PairReader.read`."""
-    return PairReader().read(path)
 
 
 def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:

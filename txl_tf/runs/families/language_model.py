@@ -21,7 +21,7 @@ from txl_tf.config import (
     TrainingConfig,
     TransformerLMConfig,
     check_bins,
-    check_places,
+    check_position_count,
 )
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
@@ -139,7 +139,7 @@ class LanguageModelRun(Run):
             allowed = f"{training.parallel_parts}, as in the training"
             raise ParameterError("parallel_parts", final.parallel_parts, allowed)
         check_positions(model, training.reset_memory_at_documents)
-        check_places(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
+        check_position_count(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
         check_token_nll(final.token_nll, self.folder, self.data)
 
     def open_corpus(self) -> Corpus:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -15,6 +15,10 @@ from txl_tf.data.subwords import empty_vocab
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_values
+
+if TYPE_CHECKING:
+    from txl_tf.runs.families.pipeline import Pipeline
+    from txl_tf.runs.train import Run
 
 FAMILIES: dict[str, Family] = {}  # `{name: record}`, see `register`
 FIRST = "transformer_xl"  # the only family of the first versions, whose `config.json` names none
@@ -107,11 +111,11 @@ class Family:
     batching: tuple[str, ...]
     recorded: tuple[str, ...] = ()
     monitor: str = "val_loss"
-    best_of: Callable = min
+    best_of: Callable[[float, float], float] = min
     default_checkpoint: str = "latest"
     rounds: bool = True
-    pipeline: type
-    run: type
+    pipeline: type[Pipeline]
+    run: type[Run]
 
     def check_config(self, values: dict) -> None:
         """Raises ParameterError unless `values` are a `config.json` of this family."""
