@@ -108,7 +108,7 @@ def test_arguments_of_fit_without_effect_are_refused_before_any_step(name):
     with raises_parameter("initial_epoch", 5):
         model.fit(data, epochs=2, initial_epoch=5, verbose=0)
     assert_untrained(model, name)
-    model.fit(data, epochs=2, initial_epoch=2, validation_freq=1, verbose=0)  # a script that resumes may have trained all
+    model.fit(data, epochs=2, initial_epoch=2, validation_freq=1, verbose=0)  # a script that resumed at the end
     assert_untrained(model, name)
 
 

@@ -730,8 +730,8 @@ def test_a_saved_tagger_trains_on_as_it_would_have(name, tmp_path):
 @pytest.mark.parametrize("name", cases("tener", of=["tener", "flat"]))
 def test_in_bfloat16_emissions_and_nll_stay_float32_and_close(name):
     options = {"dtype": "mixed_bfloat16"}
-    # With a scale of 0.8, attention scores of FLAT reach 400: one rounding of bfloat16 changes a score by 1. With seed 1,
-    # errors are at most 0.3 of the tolerance, by oneDNN with AMX and by Eigen; with seed 0, up to 1.01 of it.
+    # With a scale of 0.8, attention scores of FLAT reach 400: one rounding of bfloat16 changes a score by 1. With seed
+    # 1, errors are at most 0.3 of the tolerance, by oneDNN with AMX and by Eigen; with seed 0, up to 1.01 of it.
     sizes = {"scale": 0.3, "seed": 1}
     expected, inputs = make_tagger(name, **sizes)
     tagger, _ = make_tagger(name, **sizes, network=options, **options)
