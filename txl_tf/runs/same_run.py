@@ -54,9 +54,12 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
     """
     check_origin(folder, training.init_from)
     if folder.steps():
+        before = folder.read_config()
         # Another family or other settings of the data can have another vocabulary: `check_same_config` names them.
-        if not _reads_text_otherwise(folder.read_config(), config):
-            check_vocab(folder, vocabs, remedy)
+        if not _reads_text_otherwise(before, config):
+            paths = {name: config["data"].get(name) for name in family_in(config).paths}
+            moved = [f"{name}={path}" for name, path in paths.items() if path != before["data"].get(name)]
+            check_vocab(folder, vocabs, remedy, "the text" + (f" with {', '.join(moved)}" if moved else ""))
         check_same_config(folder, config)
         if not training.allow_other_text:
             trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
