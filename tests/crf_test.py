@@ -124,6 +124,30 @@ def test_marginals_and_pieces_are_sums_over_paths(case, way):
             np.testing.assert_allclose(np.exp(begins[row, s] + ends[row, e]), expected, rtol=1e-5)
 
 
+def test_numbers_of_a_long_row_are_those_of_float64():
+    """Scores of a path add up to thousands. Probabilities and gradients must not lose the digits of the sums."""
+    rng = np.random.default_rng(0)
+    time, n_tag = 2000, 5
+    arrays = [rng.normal(0, scale, size) for scale, *size in ((6, 2, time, n_tag), (1, n_tag, n_tag), (1, n_tag))]
+    tags = rng.integers(0, n_tag, [2, time])
+    mask = np.arange(time) < np.array([[time], [time // 2]])
+
+    def numbers(dtype):
+        emissions, transitions, ends = (tf.constant(x, dtype) for x in arrays)
+        with tf.GradientTape() as tape:
+            tape.watch([emissions, transitions])
+            nll = crf.crf_nll(emissions, tags, mask, transitions, ends, ends)
+        best, _ = crf.crf_decode(emissions, mask, transitions, ends, ends)
+        begins, ends_of_pieces = crf.crf_piece_log_probs(emissions, best, mask, transitions, ends, ends)
+        pieces = begins[:, : time // 2 - 3] + ends_of_pieces[:, 3 : time // 2]
+        marginals = crf.crf_marginals(emissions, mask, transitions, ends, ends)
+        return [nll, *tape.gradient(nll, [emissions, transitions]), marginals, tf.exp(pieces)]
+
+    for found, expected in zip(numbers("float32"), numbers("float64"), strict=True):
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(found / largest, expected / largest, rtol=0, atol=1e-4)
+
+
 def test_forbidden_transitions_are_not_taken_and_do_not_count_in_the_loss(case):
     emissions, tags, mask, transitions, start, end = case
     rng = np.random.default_rng(3)

@@ -49,7 +49,8 @@ def crf_nll(
         `[B]` in nats: one number for the path of each row, 0 for a row without elements.
     """
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
-    return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
+    # Long sums of scores lose digits, so each element's term is subtracted before the sum.
+    return tf.reduce_sum(log_norm(emissions, transitions, mask) - _path_terms(emissions, tags, mask, transitions), 1)
 
 
 def _bool_mask(emissions: Tensor, mask: Tensor) -> Tensor:
@@ -111,62 +112,88 @@ def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tens
 
 @custom_gradient
 def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
-    """The logarithm of the sum over all paths of `exp(score)`: `[B]`. The arguments are results of `_path_scores`.
+    """The logarithm of the sum over all paths of `exp(score)`, as a sum over elements: `[B, T]`, 0 at padding.
+
+    The arguments are results of `_path_scores`. The gradient is right only for the sum over a row: it needs the same
+    upstream gradient at all of its elements.
 
     The gradients are probabilities of tags and of pairs of tags. They need only one more loop, that of `_betas`.
     TensorFlow's own gradient would keep all arrays of the forward loop, and run it backwards.
     """
-    alphas = _alphas(emissions, transitions, mask)
-    log_z = _log_norm(alphas, mask)
+    alphas, largest = _alphas(emissions, transitions, mask)
+    rest = _logsumexp(alphas[:, -1:], 2)  # [B, 1], of the last element
+    terms = tf.concat([largest[:, :1] + rest, largest[:, 1:]], 1)
 
     def grad(upstream):
         """The gradients of emissions and transitions: probabilities of tags and of pairs of tags, times `upstream`."""
         betas = _betas(emissions, transitions, mask)
-        weight = upstream[:, None] * tf.cast(mask, upstream.dtype)  # [B, T], 0 at padding
-        emissions_grad = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
-        arrive = emissions[:, 1:] + betas[:, 1:] - log_z[:, None, None]  # [B, T - 1, K]
-        pairs = tf.exp(alphas[:, :-1, :, None] + transitions + arrive[:, :, None])  # [B, T - 1, K, K]
+        weight = tf.where(mask, upstream, 0.0)
+        emissions_grad = _probs(alphas + betas, [2]) * weight[..., None]
+        arrive = emissions[:, 1:] + betas[:, 1:]  # [B, T - 1, K]
+        pairs = _probs(alphas[:, :-1, :, None] + transitions + arrive[:, :, None], [2, 3])  # [B, T - 1, K, K]
         return emissions_grad, tf.tensordot(weight[:, 1:], pairs, [[0, 1], [0, 1]]), None
 
-    return log_z, grad
+    return tf.where(mask, terms, 0.0), grad
 
 
 def _logsumexp(x: Tensor, axis: Any) -> Tensor:
     """The logarithm of the sum of `exp(x)` over an axis. `x` may contain -inf, everywhere, too, but not +inf."""
-    largest = tf.maximum(tf.reduce_max(x, axis, keepdims=True), x.dtype.min)  # finite, because inf - inf is NaN
+    largest = _finite(tf.reduce_max(x, axis, keepdims=True))
     return tf.squeeze(largest, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - largest), axis))
 
 
-def _log_norm(alphas: Any, mask: Tensor) -> Tensor:
-    """`log_norm` from the results of `_alphas`: `[B]`, 0 for a row without elements."""
-    return tf.where(mask[:, 0], _logsumexp(alphas[:, -1], 1), 0.0)
+def _finite(x: Tensor) -> Tensor:
+    """`x` with a large negative number in place of -inf, because inf - inf is NaN."""
+    return tf.maximum(x, x.dtype.min)
 
 
-def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
-    """The forward variables, `[B, T, K]`.
+def _probs(log_weights: Tensor, axes: list[int]) -> Tensor:
+    """Probabilities in proportion to `exp(log_weights)`: their sum over the axes is 1, or 0 if all weights are 0.
 
-    At position t and tag k: the log of the sum of exp(score) over all paths that begin at position 0 and end at t with
-    the tag k. At padding, the result of the last element is repeated.
+    The sum of `_alphas` and `_betas` at a position, for example, gives the probabilities of its tags. As they are
+    normalised there, the rounding errors of other positions do not count.
+    """
+    weights = tf.exp(log_weights - _finite(tf.reduce_max(log_weights, axes, keepdims=True)))
+    return tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axes, keepdims=True))
+
+
+def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The forward variables, `[B, T, K]`, without their largest value, and how much it grew at each position, `[B, T]`.
+
+    At position t and tag k, the first is the log of the sum of exp(score) over all paths that begin at position 0 and
+    end at t with the tag k, minus the largest such number at t. This largest number is the sum of the second up to t.
+    It grows with t. A float32 that contained it would have fewer digits for each position.
+
+    At padding, the first repeats the result of the last element, and the second is 0.
     """
 
-    def step(alpha, element):
+    def step(state, element):
+        alpha, _ = state
         emission, is_element = element
-        return tf.where(is_element[:, None], _logsumexp(alpha[:, :, None] + transitions, 1) + emission, alpha)
+        sums = _logsumexp(alpha[:, :, None] + transitions, 1) + emission
+        largest = _finite(tf.reduce_max(sums, 1, keepdims=True))
+        is_element = is_element[:, None]
+        return tf.where(is_element, sums - largest, alpha), tf.where(is_element, largest, 0.0)
 
+    largest = _finite(tf.reduce_max(emissions[:, 0], 1, keepdims=True))
     later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])  # false at position 0, whose result is the start: no step there
-    return _scan(step, emissions[:, 0], (emissions, later))
+    alphas, growth = _scan(step, (emissions[:, 0] - largest, largest), (emissions, later))
+    return alphas, tf.concat([largest, growth[:, 1:, 0]], 1)
 
 
 def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
-    """The backward variables, `[B, T, K]`.
+    """The backward variables, `[B, T, K]`, without their largest value.
 
     At position t and tag k: the log of the sum of exp(score) over all continuations, from position t + 1 to the last
-    element, of a path with the tag k at t. They are 0 at the last element and at padding.
+    element, of a path with the tag k at t, minus the largest such number at t. They are 0 at the last element and at
+    padding.
     """
 
     def step(beta, element):
         emission, is_element = element
-        return tf.where(is_element[:, None], _logsumexp(transitions + (emission + beta)[:, None], 2), beta)
+        sums = _logsumexp(transitions + (emission + beta)[:, None], 2)
+        sums -= _finite(tf.reduce_max(sums, 1, keepdims=True))
+        return tf.where(is_element[:, None], sums, beta)
 
     # Emissions and mask of the element after each position. The last position has none: there, the mask is false.
     following = tf.concat([emissions[:, 1:], emissions[:, :1]], 1), tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
@@ -249,9 +276,9 @@ def best_path(
 def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None) -> Tensor:
     """The probability of every tag at every position: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
-    alphas = _alphas(emissions, transitions, mask)
-    both = alphas + _betas(emissions, transitions, mask) - _log_norm(alphas, mask)[:, None, None]
-    return tf.where(mask[..., None], tf.exp(both), 0.0)
+    alphas, _ = _alphas(emissions, transitions, mask)
+    probs = _probs(alphas + _betas(emissions, transitions, mask), [2])
+    return tf.where(mask[..., None], probs, 0.0)
 
 
 def crf_piece_log_probs(
@@ -270,12 +297,14 @@ def crf_piece_log_probs(
     """
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     tags = tf.cast(tags, tf.int32)
-    alphas = _alphas(emissions, transitions, mask)
-    # With the cumulated scores, `begins[s] + ends[e]` contains alpha at s, the terms from s + 1 to e, and beta at e.
-    scores = tf.cumsum(_path_terms(emissions, tags, mask, transitions), 1)
-    begins = tf.gather(alphas, tags, batch_dims=2) - scores
-    ends = tf.gather(_betas(emissions, transitions, mask), tags, batch_dims=2) + scores
-    return begins, ends - _log_norm(alphas, mask)[:, None]
+    alphas, growth = _alphas(emissions, transitions, mask)
+    betas = _betas(emissions, transitions, mask)
+    # How much better the best paths up to each position are than the tags up to there. `begins[s] + ends[e]` contains
+    # the terms of the tags from s + 1 to e, relative to the growth of alpha, and at e the sum over all tags.
+    better = tf.cumsum(growth - _path_terms(emissions, tags, mask, transitions), 1)
+    begins = tf.gather(alphas, tags, batch_dims=2) + better
+    ends = tf.gather(betas, tags, batch_dims=2) - _logsumexp(alphas + betas, 2) - better
+    return begins, ends
 
 
 @keras.saving.register_keras_serializable("txl_tf")
