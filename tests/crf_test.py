@@ -132,6 +132,7 @@ def test_numbers_of_a_long_row_are_those_of_float64():
     tags = rng.integers(0, n_tag, [2, time])
     mask = np.arange(time) < np.array([[time], [time // 2]])
 
+    @tf.function(autograph=False)
     def numbers(dtype):
         emissions, transitions, ends = (tf.constant(x, dtype) for x in arrays)
         with tf.GradientTape() as tape:
