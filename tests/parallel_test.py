@@ -76,6 +76,25 @@ def test_the_symbols_of_a_run_may_be_given_at_either_level(tmp_path):
     assert [vocab.symbols for vocab in again.vocabs] == [vocab.symbols for vocab in corpus.vocabs]
 
 
+@pytest.mark.parametrize(
+    "text, options",
+    [
+        ("a\nb\nab\n", {"source_symbols": True}),
+        ("a\nB\nb\n", {"source_symbols": True, "lower_case": True}),
+        ("x\nyz\n", {"target_symbols": True, "target_level": "char"}),
+    ],
+)
+def test_symbols_that_no_text_contains_are_refused(tmp_path, text, options):
+    path = write_text(tmp_path / "symbols.txt", text)
+    options = {name: path if "symbols" in name else value for name, value in options.items()}
+    (name,) = [name for name in options if "symbols" in name]
+    with raises_parameter(name, path):
+        corpus_of(tmp_path, **options)
+    paths = {f"{split}_path": tsv(tmp_path / "pairs.tsv", [("a", "x"), ("b", "y")]) for split in ("train", "valid")}
+    config = PairsConfig(**paths, **options)
+    read_pairs(config, recorded=options)  # a run of an earlier version resumes
+
+
 def test_symbols_that_training_does_not_have_are_unknown_and_counted(tmp_path):
     valid = tsv(tmp_path / "other.tsv", [("ab", "x"), ("da\u665ab", "z y z z")])
     corpus = corpus_of(tmp_path, valid_path=valid)
