@@ -446,6 +446,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def check_shapes(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if known lengths of `x` and `y` of a batch do not fit the model, or one another."""
+        if not all(hasattr(ids, "shape") for ids in (x if isinstance(x, (tuple, list)) else [x])):
+            self.checked(x)  # raises the error of a call with these inputs, such as a dictionary
         read: dict[str, tuple[Any, int]] = {}  # `{name: (ids, how many of them the model does not read)}`
         if isinstance(x, (tuple, list)):
             read = {f"x[{i}]": (ids, 0) for i, ids in enumerate(x)}
@@ -457,7 +459,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
                 raise tensor_error("y", y, _FULL_TARGET)
             read = {"x": (x, 0), "y": (y, 1)}  # the decoder reads `y` without its end
         for name, (ids, extra) in read.items():
-            shape = tf.TensorShape(ids.shape)
+            shape = tf.TensorShape(getattr(ids, "shape", None))
             if shape.rank == 2 and shape[1] is not None:
                 allowed = f"at most max_len={self.max_len}{' + 1' if extra else ''} long"
                 checked_length(name, shape[1], self.max_len + extra, allowed)
