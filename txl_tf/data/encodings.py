@@ -144,7 +144,7 @@ def _is_text_with_zeros(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     readable = sum(c.isprintable() or c.isspace() for c in text)
-    return 0 < zeros < len(text) / 4 and readable + zeros > 0.95 * len(text)
+    return 0 < zeros < 0.4 * len(text) and readable + zeros > 0.95 * len(text)
 
 
 def _by_characters(data: bytes) -> str | None:

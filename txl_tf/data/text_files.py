@@ -265,7 +265,8 @@ def decoded_blocks(blocks: Iterable[bytes], path: str, begin: int = 0, advice: s
         if wrong >= 0:
             where = f"byte {start + wrong}"
             if not begin:
-                where += f", line {n_newlines + data.count(b'\n', 0, wrong) + 1}"
+                line = n_newlines + data.count(b"\n", 0, wrong) + 1
+                where += f", line {line}"
             raise not_utf8(path, data, wrong, where, is_utf8, begins=start == 0, advice=advice)
         yield text
         position += len(block)

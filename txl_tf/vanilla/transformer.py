@@ -459,7 +459,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
                 raise tensor_error("y", y, _FULL_TARGET)
             read = {"x": (x, 0), "y": (y, 1)}  # the decoder reads `y` without its end
         for name, (ids, extra) in read.items():
-            shape = tf.TensorShape(getattr(ids, "shape", None))
+            shape = tf.TensorShape(ids.shape)
             if shape.rank == 2 and shape[1] is not None:
                 allowed = f"at most max_len={self.max_len}{' + 1' if extra else ''} long"
                 checked_length(name, shape[1], self.max_len + extra, allowed)
