@@ -13,6 +13,7 @@ from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.sentences import read_tagged
 from txl_tf.data.tagged.word_vectors import read_vectors
 from txl_tf.data.text import corpus
+from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 
@@ -118,3 +119,27 @@ def test_json_never_has_half_of_a_surrogate_pair():
     line = as_json({"text": "é\udcff\udc80 \ud83d 🎉", "tokens": [["\udce2", 1.5]]})
     assert line == '{"text": "é\\\\xff\\\\x80 \ufffd 🎉", "tokens": [["\\\\xe2", 1.5]]}\n'
     line.encode("utf-8")
+
+
+@pytest.mark.parametrize("text", ["ab\tx\na\0b\ty\n", "a b c\n" * 4000 + "a\0b\n", "\0", "na\u00efve\tx\na\0b\n"])
+def test_text_with_a_zero_byte_is_not_utf_16_and_its_line_has_a_number(text, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(text.encode())
+    line = text[: text.index("\0")].count("\n") + 1
+    with pytest.raises(ParameterError, match=rf"\b{line}$") as caught:
+        list(numbered_lines(str(path)))
+    assert caught.value.value is None
+    assert "UTF-8" not in caught.value.allowed
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain words\tand more\n",
+        "\u041f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440\n",
+        "\u4f60\u597d\uff0c\u4e16\u754c\n\u7684\u662f\n",
+    ],
+)
+def test_utf_16_without_a_mark_is_still_recognised(codec, text):
+    assert probable_encoding((text * 9).encode(codec)) == codec.replace("16-", "16")

@@ -29,6 +29,12 @@ def numbers(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
 
 
+def test_a_mask_of_an_unknown_length_is_refused_with_the_way_out():
+    with pytest.raises(ParameterError, match="use_causal_mask") as caught:
+        create_look_ahead_mask(None)
+    assert (caught.value.name, caught.value.value) == ("size", None)
+
+
 def test_masks_are_one_where_a_key_is_forbidden():
     np.testing.assert_array_equal(
         create_padding_mask(tf.constant([[7, 0, 3], [0, 0, 1]]))[:, 0, 0], [[0, 1, 0], [1, 1, 0]]

@@ -1,6 +1,5 @@
 """Pairs of lines: what is read, which ids they become, and the batches of an epoch."""
 
-import contextlib
 import datetime
 
 import numpy as np
@@ -76,6 +75,25 @@ def test_the_symbols_of_a_run_may_be_given_at_either_level(tmp_path):
     assert [vocab.symbols for vocab in again.vocabs] == [vocab.symbols for vocab in corpus.vocabs]
 
 
+@pytest.mark.parametrize(
+    "text, options",
+    [
+        ("a\nb\nab\n", {"source_symbols": True}),
+        ("a\nB\nb\n", {"source_symbols": True, "lower_case": True}),
+        ("x\nyz\n", {"target_symbols": True, "target_level": "char"}),
+    ],
+)
+def test_symbols_that_no_text_contains_are_refused(tmp_path, text, options):
+    path = write_text(tmp_path / "symbols.txt", text)
+    options = {name: path if "symbols" in name else value for name, value in options.items()}
+    (name,) = [name for name in options if "symbols" in name]
+    with raises_parameter(name, path):
+        corpus_of(tmp_path, **options)
+    paths = {f"{split}_path": tsv(tmp_path / "pairs.tsv", [("a", "x"), ("b", "y")]) for split in ("train", "valid")}
+    config = PairsConfig(**paths, **options)
+    read_pairs(config, recorded=options)  # a run of an earlier version resumes
+
+
 def test_symbols_that_training_does_not_have_are_unknown_and_counted(tmp_path):
     valid = tsv(tmp_path / "other.tsv", [("ab", "x"), ("da\u665ab", "z y z z")])
     corpus = corpus_of(tmp_path, valid_path=valid)
@@ -90,7 +108,7 @@ def test_symbols_that_training_does_not_have_are_unknown_and_counted(tmp_path):
     assert caught.value.__notes__
 
 
-BAD = ("", "a\t", " \tx", "\t", "a", "a\tx\ty", "a\tx </s> y")  # four are empty, two have other columns
+BAD = ("", "a\t", "\t", "a\t ", "a", "a\tx\ty", "a\tx </s> y")  # four are empty, two have other columns
 
 
 def test_lines_that_cannot_be_used_are_left_out_and_counted(tmp_path):
@@ -108,13 +126,21 @@ def test_lines_that_cannot_be_used_are_left_out_and_counted(tmp_path):
     assert mentions(said[-1], 1, "max_len=9", 10)
     for line in BAD:
         one = write_text(tmp_path / "one.tsv", f"ab\tx\n{line}\nc\ty\n")
-        with raises_parameter(f"{tmp_path}/one.tsv, line 2") if line != " \tx" else contextlib.nullcontext():
+        with raises_parameter(f"{tmp_path}/one.tsv, line 2"):
             read_pairs(PairsConfig(train_path=one, valid_path=one, target_level="word"))
     sides = [write_text(tmp_path / name, text) for name, text in (("s", "a\n\nc\nd\n"), ("t", "x\ny\n \nx y\n"))]
     corpus = read_pairs(PairsConfig(train_path=sides, valid_path=sides, target_level="word", skip_bad_lines=True))
     assert texts(corpus, "train") == [("a", "x"), ("d", "x y")]
     with raises_parameter(f"{tmp_path}/none.tsv", None):
         read_pairs(PairsConfig(train_path=tsv(tmp_path / "none.tsv", [("", "")]), skip_bad_lines=True))
+
+
+@pytest.mark.parametrize("skip_bad_lines", [True, False])
+def test_white_space_is_text_at_level_char(tmp_path, skip_bad_lines):
+    lines = [("ab", "x"), (" ", "\u3000"), ("c", "y")]
+    path = tsv(tmp_path / "white.tsv", lines)
+    corpus = read_pairs(PairsConfig(train_path=path, valid_path=path, skip_bad_lines=skip_bad_lines))
+    assert texts(corpus, "train") == lines
 
 
 def test_held_out_pairs_keep_the_numbers_of_their_file_where_some_are_left_out(tmp_path):

@@ -403,6 +403,39 @@ def test_a_method_that_is_set_on_a_part_counts_from_now_on_and_is_not_lost_in_a_
         lm.save(tmp_path / "lm.keras")
 
 
+def set_method(model, name):
+    """Sets a method on the model itself, which calls the one of its class."""
+    method = getattr(model, name)
+    setattr(model, name, lambda *args, **kwargs: method(*args, **kwargs))
+
+
+@pytest.mark.parametrize("name, method", [("Transformer", "logits"), ("TransformerXLLM", "nll_of"),
+                                          ("TransformerLM", "nll_of"), ("Tagger", "decode")])  # fmt: skip
+def test_a_method_that_is_set_on_a_model_is_not_lost_in_a_file(name, method, tmp_path):
+    model = MODELS[name]()
+    set_method(model, method)
+    for save in (model.get_config, lambda: model.save(tmp_path / "model.keras")):
+        with raises_parameter(method):
+            save()
+    delattr(model, method)
+    set_method(model, "train_step")  # it may be set: it is not part of what a file computes
+    assert model.get_config().keys() == MODELS[name]().get_config().keys()
+
+
+@keras.saving.register_keras_serializable("settings_test")
+class SetsItsMethod(txl_tf.Transformer):
+    """Its constructor sets a method on the instance, so a loaded model has it."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        set_method(self, "logits")
+
+
+def test_a_method_that_a_constructor_sets_is_saved():
+    model = SetsItsMethod(**PAIRS)
+    assert "logits" in vars(SetsItsMethod.from_config(model.get_config()))
+
+
 def test_a_part_that_was_replaced_is_independent():
     layer = layers.EncoderLayer(8, 2, 12)
     old = layer.mha

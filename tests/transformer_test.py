@@ -608,3 +608,47 @@ def test_a_final_layer_of_ones_own_computes_the_logits():
     layer.set_weights(model.final_layer.get_weights())
     model.final_layer = layer
     np.testing.assert_allclose(model((source, TARGETS)), np.tanh(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.ci
+def test_inputs_in_a_dictionary_are_refused_as_in_a_call():
+    model = make()
+    model.compile("adam")
+    source, target = pairs()
+    inputs = {"source": source, "target": target[:, :-1]}
+    labels = target[:, 1:]
+    batches = tf.data.Dataset.from_tensors((inputs, labels))
+    calls = [
+        lambda: model(inputs),
+        lambda: model.predict(inputs, verbose=0),
+        lambda: model.fit(inputs, labels, verbose=0),
+        lambda: model.evaluate(inputs, labels, verbose=0),
+        lambda: model.train_on_batch(inputs, labels),
+        lambda: model.test_on_batch(inputs, labels),
+        lambda: model.fit(batches, verbose=0),
+        lambda: model.evaluate(batches, verbose=0),
+    ]
+    for call in calls:
+        with raises_parameter("inputs"):
+            call()
+    with raises_parameter("inputs[0]"):
+        model.fit(({"source": source}, target[:, :-1]), labels, verbose=0)
+
+
+@pytest.mark.ci
+def test_a_batch_size_that_the_replicas_do_not_divide_is_refused(two_replicas):
+    source, target = pairs(rows=7)
+    with two_replicas.scope():
+        model = make()
+        model.compile("adam")
+    for run in (model.fit, model.evaluate):
+        with raises_parameter("batch_size", 3):
+            run(source, target, batch_size=3, verbose=0)
+        with raises_parameter("x", 3):  # the only batch
+            run(source[:3], target[:3], verbose=0)
+    with raises_parameter("validation_batch_size", 3):
+        model.fit(source, target, batch_size=4, validation_data=(source, target), validation_batch_size=3, verbose=0)
+    of_eight = {"validation_batch_size": 8}
+    with raises_parameter("validation_data", 5):
+        model.fit(source, target, batch_size=4, validation_data=(source[:5], target[:5]), verbose=0, **of_eight)
+    model.fit(source, target, batch_size=4, validation_data=(source, target), verbose=0)  # the last batch is smaller

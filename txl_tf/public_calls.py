@@ -579,7 +579,7 @@ SHAPES = {  # the `Shapes` of each function of `txl_tf.layers`, by its name
     "alibi_slopes": Shapes({"n_head": "size"}),
     "attend": Shapes({**_CORE, **_DROPOUT}, _check_scores),
     "attention_probs": Shapes(_without(_CORE, "v"), _check_scores),
-    "create_look_ahead_mask": Shapes({"size": "length"}),
+    "create_look_ahead_mask": Shapes({"size": "length?"}),
     "create_mask": Shapes({"qlen": "length", "mlen": "length", "first": "length"}),
     "create_padding_mask": Shapes({"ids": "number batch keys"}),
     "crf_decode": Shapes(_CRF, None, True, "CRF(n_tag)"),

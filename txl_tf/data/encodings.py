@@ -76,6 +76,11 @@ def not_utf8(
     # The sample must contain the wrong byte: it begins with the line of this byte if the byte is far from the start.
     start = 0 if position < _SAMPLE else data.rfind(b"\n", 0, position) + 1
     encoding, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
+    if encoding is None and data[position] == 0:
+        message = f"{name} has a zero byte (NUL), which no text contains: see {where}" + (
+            f". {advice}" if advice else ""
+        )
+        return ParameterError(path or name, None, "a text without zero bytes", message)
     ways = [advice] if advice else []
     if command:
         ways.append(f"It seems to be {encoding}: {command} {shlex.quote(path or name)} > NEW_FILE converts it")
@@ -117,7 +122,7 @@ def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
             if data.startswith(magic):
                 return f"{_PACKED_BY}{kind}", command
     marked = next((name for mark, name in _MARKS.items() if begins and data.startswith(mark)), None)
-    encoding = marked or (None if _is_mostly_utf8(data) else _by_characters(data))
+    encoding = marked or (None if _is_mostly_utf8(data) or _is_text_with_zeros(data) else _by_characters(data))
     return encoding, encoding and f"iconv -f {encoding} -t utf-8"
 
 
@@ -129,6 +134,17 @@ def _is_mostly_utf8(data: bytes) -> bool:
     not_ascii = [c for c in data.decode("utf-8", "surrogateescape") if not c.isascii()]
     n_undecodable = sum("\udc80" <= c <= "\udcff" for c in not_ascii)
     return len(not_ascii) - n_undecodable > n_undecodable
+
+
+def _is_text_with_zeros(data: bytes) -> bool:
+    """Whether `data` is UTF-8 text with some zero bytes. UTF-16 has more of them, or bytes that are not such a text."""
+    zeros = data.count(b"\0")
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data)  # the last character may be cut
+    except UnicodeDecodeError:
+        return False
+    readable = sum(c.isprintable() or c.isspace() for c in text)
+    return 0 < zeros < 0.4 * len(text) and readable + zeros > 0.95 * len(text)
 
 
 def _by_characters(data: bytes) -> str | None:

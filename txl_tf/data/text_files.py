@@ -251,6 +251,7 @@ def decoded_blocks(blocks: Iterable[bytes], path: str, begin: int = 0, advice: s
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = begin  # of the block in the file
+    n_newlines = 0  # in earlier blocks
     is_utf8 = False  # whether an earlier block has a character that is not ASCII, and is UTF-8
     for block in itertools.chain(blocks, [b""]):  # at the empty one, a character that is not complete is an error
         data = decoder.getstate()[0] + block  # a character may have begun in the previous block
@@ -262,9 +263,14 @@ def decoded_blocks(blocks: Iterable[bytes], path: str, begin: int = 0, advice: s
         except UnicodeDecodeError as error:
             wrong = error.start
         if wrong >= 0:
-            raise not_utf8(path, data, wrong, f"byte {start + wrong}", is_utf8, begins=start == 0, advice=advice)
+            where = f"byte {start + wrong}"
+            if not begin:
+                line = n_newlines + data.count(b"\n", 0, wrong) + 1
+                where += f", line {line}"
+            raise not_utf8(path, data, wrong, where, is_utf8, begins=start == 0, advice=advice)
         yield text
         position += len(block)
+        n_newlines += block.count(b"\n")
         is_utf8 = is_utf8 or not text.isascii()
 
 

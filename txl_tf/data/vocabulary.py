@@ -487,6 +487,23 @@ class Vocab:
         self._check_line_symbols(f"vocabulary file {path}")
 
 
+def check_occurs(vocab: Vocab, argument: str, path: str) -> None:
+    """Raises ParameterError if no text can contain some of the tokens of a vocabulary file, see `Vocab.can_occur`.
+
+    Args:
+        vocab: the tokens of the file.
+        argument: the argument that names the file.
+        path: path of the file.
+    """
+    lost = [symbol for symbol in vocab.symbols if not vocab.can_occur(symbol)]
+    if lost:
+        message = (
+            f"{argument}={named(path)} has {len(lost):,} symbols that no text contains at level={vocab.level} with "
+            f"lower_case={vocab.lower_case}: {brief(lost[:5])}"
+        )
+        raise ParameterError(argument, path, "a vocabulary of symbols that may occur", message)
+
+
 def escape(symbol: str) -> str:
     r"""Makes a token visible, so that it fits on one line: newline -> `\n`, space -> `\x20`."""
 

@@ -27,6 +27,7 @@ from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
 from txl_tf.nn.masks import as_bool_like
 from txl_tf.nn.parts import (
+    check_methods,
     checked_config,
     choosing,
     chosen_class,
@@ -156,6 +157,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             self.reset_memory()
 
     def get_config(self) -> dict[str, Any]:
+        check_methods(self)
         classes = registered_classes(network_class=self.network, softmax_class=self.softmax)
         config = {**arguments_of(self), **self.network.get_config(), **super().get_config(), **classes}
         return checked_config(self, config)

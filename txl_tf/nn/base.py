@@ -17,6 +17,7 @@ from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.checks import check_width
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
+from txl_tf.nn.parts import check_methods
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
 
@@ -248,7 +249,8 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
     def get_config(self) -> dict[str, Any]:
         """The stored arguments.
 
-        Raises ParameterError if a part was replaced after the constructor: the configuration would not have it.
+        Raises ParameterError if a part, or a method of the model itself, was replaced after the constructor: the
+        configuration would not have it.
         """
         parts = self._flatten_layers(include_self=False)
         changed = next((part for part in parts if "_txl_replaced" in vars(part)), None)  # see `change_part`
@@ -259,6 +261,7 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
             )
             allowed = "a part that the constructor makes"
             raise ParameterError(changed.name, type(changed).__name__, allowed, message)
+        check_methods(self)
         return {**super().get_config(), **arguments_of(self)}
 
     def get_build_config(self) -> dict[str, Any] | None:

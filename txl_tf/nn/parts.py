@@ -79,6 +79,22 @@ def _methods_of_instance(part: Any) -> set[str]:
     return {name for name in methods if is_overridden(part, name)}  # Keras sets `build`, for example
 
 
+def check_methods(model: Any) -> None:
+    """Raises ParameterError if a user has set a method on a model after its constructor: a file would not have it.
+
+    Keras's methods other than `call`, such as the steps, do not count: they may be set. Nor does a method of the
+    library that is only wrapped, for example by `tf.function`.
+    """
+    changed = vars(model).get("_txl_changed", set())
+    names = {name for name in _methods_of_instance(model) if name == "call" or not hasattr(keras.Model, name)}
+    for name in sorted(names & changed):
+        method = vars(model)[name]
+        if not (getattr(_function_of(method), "__module__", None) or "").startswith("txl_tf."):
+            allowed = f"a method of the class {type(model).__name__}, or of a registered subclass"
+            message = f"{name} was set on {model.name}: a file or clone would not have it. Make it {allowed}"
+            raise ParameterError(name, method, allowed, message)
+
+
 def _function_of(member: Any) -> Any:
     """The function of a property, static or class method, `tf.function` and the like; any other member as it is."""
     for name in ("fget", "func", "__func__", "python_function"):

@@ -26,6 +26,7 @@ not track them:
     _txl_seen_in        the graphs of a user in which the layer was called, see `remember_graph`
     _txl_changes        see `changes_of`
     _txl_replaced       what has replaced a part, a method or the class after the constructor, for a message
+    _txl_changed        names of the parts and methods that were set after the constructor
 """
 
 import functools
@@ -365,6 +366,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     if not is_being_made:
         changed_layer = value if isinstance(value, keras.Layer) else x
         changed_layer.__dict__["_txl_replaced"] = f"{name} of {x.name}"
+        x.__dict__.setdefault("_txl_changed", set()).add(name)
     if isinstance(value, Settings):
         value.__dict__.setdefault("_txl_owner", weakref.ref(x))
 

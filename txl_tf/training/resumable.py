@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from txl_tf.calls import known_names
 from txl_tf.config import at_least
+from txl_tf.config.checks import is_integer
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
@@ -185,12 +186,13 @@ class Resumable(AmongWorkers):
 
         Raises:
             ParameterError: `y` is missing, an epoch or a validation has no batch, a number such as `epochs` is out of
-                its range, `batch_size` is given for a dataset, weights have another shape than labels or rows, a weight
-                is negative or not finite, both `sample_weight` and `class_weight` are given, `steps_per_execution` does
-                not divide the steps of an epoch (see below), a metric of yours has the name of one of the model's, or
-                another thread runs `fit`. On one worker, `steps_per_execution` must divide `steps_per_epoch` and
-                `validation_steps` if they are given, unless they are the number of batches of a `tf.data.Dataset`. With
-                several workers, it must divide `steps_per_epoch`, which is by default the number of batches.
+                its range, `batch_size` is given for a dataset or is no multiple of the number of replicas, weights have
+                another shape than labels or rows, a weight is negative or not finite, both `sample_weight` and
+                `class_weight` are given, `steps_per_execution` does not divide the steps of an epoch (see below), a
+                metric of yours has the name of one of the model's, or another thread runs `fit`. On one worker,
+                `steps_per_execution` must divide `steps_per_epoch` and `validation_steps` if they are given, unless
+                they are the number of batches of a `tf.data.Dataset`. With several workers, it must divide
+                `steps_per_epoch`, which is by default the number of batches.
             tf.errors.InvalidArgumentError: a weight in a dataset is negative or not finite. XLA drops this check.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
@@ -198,8 +200,13 @@ class Resumable(AmongWorkers):
         self.build_optimizer()
         with self._running_alone("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             self._check_arrays("train_step", kwargs.get("x"), kwargs.get("y"))
-            if isinstance(kwargs.get("validation_data"), tuple):
-                self._check_arrays("test_step", *kwargs["validation_data"][:2])
+            held_out = kwargs.get("validation_split") or 0.0
+            self._check_shares("batch_size", kwargs.get("batch_size"), kwargs.get("x"), held_out=held_out)
+            validation = kwargs.get("validation_data")
+            if isinstance(validation, tuple):
+                self._check_arrays("test_step", *validation[:2])
+                name = "batch_size" if kwargs.get("validation_batch_size") is None else "validation_batch_size"
+                self._check_shares(name, kwargs.get(name), validation[0], "validation_data")
             self._trace_again("train")
             self._watch(kwargs)
             if self.several_workers:
@@ -207,6 +214,32 @@ class Resumable(AmongWorkers):
             self._check_steps("steps_per_epoch", kwargs, kwargs.get("x"))
             self._check_steps("validation_steps", kwargs, kwargs.get("validation_data"))
             return super().fit(**kwargs)
+
+    def _check_shares(self, name: str, batch_size: Any, x: Any, data: str = "x", held_out: float = 0.0) -> None:
+        """Raises ParameterError unless all replicas have equally many rows of the first batch of arrays.
+
+        Keras adds up their shares of this batch. The last batch may be smaller, and its shares may differ.
+
+        Args:
+            name: the argument that is the batch size.
+            batch_size: its value; `None` is Keras's 32.
+            x: arrays, or batches, which are not checked.
+            data: the argument that has `x`.
+            held_out: the share of the rows of `x` that `validation_split` leaves out.
+        """
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        arrays = keras.tree.flatten(x)
+        if replicas == 1 or not all(isinstance(array, np.ndarray | tf.Tensor) and len(array.shape) for array in arrays):
+            return
+        size = 32 if batch_size is None else batch_size
+        if not is_integer(size):
+            return  # Keras's own error follows
+        if size % replicas:
+            raise ParameterError(name, size, f"a multiple of {replicas}, the number of replicas")
+        rows = int(arrays[0].shape[0] * (1 - held_out))
+        if rows < size and rows % replicas:
+            allowed = f"arrays of at least {name}={size} rows, or of a multiple of {replicas}, the number of replicas"
+            raise ParameterError(data, rows, allowed, f"{data} must be {allowed}, got {rows}")
 
     def _check_steps(self, name: str, kwargs: dict[str, Any], data: Any) -> None:
         """Raises ParameterError if Keras would read more batches than the argument `name` says.
@@ -228,6 +261,7 @@ class Resumable(AmongWorkers):
         _check_data("evaluate", kwargs)
         with self._running_alone("evaluate"), plain_messages():
             self._check_arrays("test_step", kwargs.get("x"), kwargs.get("y"))
+            self._check_shares("batch_size", kwargs.get("batch_size"), kwargs.get("x"))
             self._trace_again("test")
             self._watch(kwargs)
             if not self.several_workers:

@@ -446,6 +446,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def check_shapes(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if known lengths of `x` and `y` of a batch do not fit the model, or one another."""
+        if not all(hasattr(ids, "shape") for ids in (x if isinstance(x, (tuple, list)) else [x])):
+            self.checked(x)  # raises the error of a call with these inputs, such as a dictionary
         read: dict[str, tuple[Any, int]] = {}  # `{name: (ids, how many of them the model does not read)}`
         if isinstance(x, (tuple, list)):
             read = {f"x[{i}]": (ids, 0) for i, ids in enumerate(x)}

@@ -209,7 +209,7 @@ class PairReader:
     def _why_bad(self, pair: tuple[str, str]) -> tuple[str, str] | None:
         """Returns the kind of mistake of a pair, for `Skipped`, and the reason; `None` if the pair can be used."""
         for line, side, level in zip(pair, SIDES, self.levels, strict=True):
-            if not line.strip():
+            if not (line if level == "char" else line.strip()):  # at level "char", white space is text
                 return "empty", f"the {side} is empty"
             line = line.lower() if getattr(self.config, "lower_case", False) else line
             if level == "word" and not set(line.split()).isdisjoint(RESERVED):

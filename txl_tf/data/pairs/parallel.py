@@ -21,7 +21,7 @@ from txl_tf.data.batching import EpochBatches, by_length, hold_out, padded, shuf
 from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.pairs.files import RESERVED, SIDES, WAY_OUT, PairReader, SideText, read_lines, sides_of, without_ends
 from txl_tf.data.subwords import SubwordVocab, train_line_subwords
-from txl_tf.data.vocabulary import KNOWN_SYMBOLS, UnknownSymbol, Vocab, escape
+from txl_tf.data.vocabulary import KNOWN_SYMBOLS, UnknownSymbol, Vocab, check_occurs, escape
 from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_left_out
 
@@ -137,10 +137,12 @@ def read_pairs(
         extend_vocab: whether symbols that `vocabs` lack get ids after theirs. The options of `config` choose these
             symbols, as they choose the symbols of new vocabularies.
         recorded: values of options that the run has recorded, if it exists. Earlier versions did not refuse options
-            without an effect. Such an option is ignored if `config` has the recorded value.
+            without an effect, or files with symbols that no text contains. If `config` has the recorded value, such an
+            option is ignored, and such a file is read.
 
     Raises:
-        ParameterError: an option would have no effect, see `unused_options`. Or the files have different numbers of
+        ParameterError: an option would have no effect, see `unused_options`. Or a file of symbols has one that no text
+            contains. Or the files have different numbers of
             lines, a line is empty, a symbol is not in the vocabulary, ...: names file and line, what was found and
             what is allowed.
         FileNotFoundError: a file does not exist.
@@ -157,6 +159,10 @@ def read_pairs(
         _check_options(config, vocabs, extend_vocab)
     if not vocabs or extend_vocab:
         new = _new_vocabs(config, sides["train"], held_out, has_unknown)
+        for name, vocab in zip(("source_symbols", "target_symbols"), new, strict=True):
+            path = getattr(config, name)
+            if path and recorded.get(name) != path:
+                check_occurs(vocab, name, path)
         vocabs = list(map(_extended, vocabs, new)) if vocabs else new
     splits = {}
     for split, texts in sides.items():

@@ -28,8 +28,8 @@ from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
 from txl_tf.data.text.texts import FilePart, Text, read_texts
 from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import token_type
-from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError, brief, named, shortened
+from txl_tf.data.vocabulary import Vocab, check_occurs
+from txl_tf.errors import ParameterError, brief, shortened
 
 logger = logging.getLogger("txl_tf")
 
@@ -114,13 +114,7 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress |
         if vocab.unk is not None and vocab.unk not in vocab.ids:
             message = f"unk symbol {brief(vocab.unk)} is not in vocabulary file {recipe.vocab_file}"
             raise ParameterError("vocab_path", recipe.vocab_file, f"a vocabulary with {brief(vocab.unk)}", message)
-        lost = [symbol for symbol in vocab.symbols if not vocab.can_occur(symbol)]
-        if lost:
-            message = (
-                f"vocab_path={named(recipe.vocab_file)} has {len(lost):,} symbols that no text contains at "
-                f"level={vocab.level} with lower_case={vocab.lower_case}: {brief(lost[:5])}"
-            )
-            raise ParameterError("vocab_path", recipe.vocab_file, "a vocabulary of symbols that may occur", message)
+        check_occurs(vocab, "vocab_path", recipe.vocab_file)
     elif subwords:
         vocab = _make_subwords(recipe, portions, workers)
     else:
