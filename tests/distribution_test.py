@@ -249,6 +249,60 @@ def train_by_program(path):
     np.savez(path, **{split: part.reads > 0 for split, part in watched.items()})
 
 
+SMALL_PROGRAM = (
+    "--d_model=8 --d_embed=8 --n_head=2 --d_head=4 --d_inner=8 --n_layer=1 --tgt_len=4 --mem_len=4 --train_steps=4 "
+    "--train_batch_size=4 --eval_batch_size=2"
+).split()
+
+
+def run_two_programs(folder, of_second):
+    """Two workers run `train.py` in a folder, the second with more arguments; returns their exit statuses and error messages."""
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    workers = []
+    for index, more in enumerate(([], of_second)):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        command = [
+            sys.executable,
+            str(ROOT / "train.py"),
+            *SMALL_PROGRAM,
+            "--data_path=text.txt",
+            "--model_dir=run",
+            *more,
+        ]
+        environment = {**os.environ, "TF_CONFIG": config}
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
+        workers.append(subprocess.Popen(command, env=environment, **pipes))
+    errors = [worker.communicate(timeout=240)[1] for worker in workers]
+    return [worker.returncode for worker in workers], errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "of_second, facts",
+    [
+        (["--learning_rate=0.5", "--train_steps=6"], ["training.learning_rate", "0.5", "training.train_steps", "6"]),
+        (["--mixed_precision=auto", "--optimizer=sgd"], ["training.optimizer", "'sgd'"]),
+        (["--data_path=other.txt"], ["data.data_path", "other.txt", "fingerprints.train"]),
+    ],
+)
+def test_a_worker_with_other_settings_or_text_is_named_on_all_workers(tmp_path, of_second, facts):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 40)
+    (tmp_path / "other.txt").write_text("the mat sat on the cat\n" * 40)
+    statuses, errors = run_two_programs(tmp_path, of_second)
+    assert statuses == [1, 1], errors
+    for error in errors:
+        assert all(fact in error for fact in ["worker 1", *facts]), error
+    assert not list(tmp_path.glob("run/*"))
+
+
+@pytest.mark.slow
+def test_workers_may_have_the_same_text_at_different_paths(tmp_path):
+    for name in ("text.txt", "copy.txt"):
+        (tmp_path / name).write_text("the cat sat on the mat\n" * 40)
+    statuses, errors = run_two_programs(tmp_path, ["--data_path=copy.txt", "--strategy=multi_worker"])
+    assert statuses == [0, 0], errors
+
+
 # ---------------------------------------- what is left out for static shapes
 
 
@@ -472,7 +526,7 @@ def test_what_every_worker_gives_is_summed_once_a_worker_and_its_rows_stand_in_o
 
 def test_workers_other_than_the_chief_log_warnings_alone(monkeypatch, caplog):
     for chief, expected in ((False, ["warning"]), (True, ["warning", "line"])):
-        monkeypatch.setattr(distribution, "_worker_index", lambda strategy, chief=chief: int(not chief))
+        monkeypatch.setattr(distribution, "worker_index", lambda strategy, chief=chief: int(not chief))
         caplog.clear()
         with caplog.at_level("INFO", "txl_tf"), distribution.only_chief_logs(None):
             distribution.logger.warning("warning")

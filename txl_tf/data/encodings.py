@@ -77,9 +77,8 @@ def not_utf8(
     start = 0 if position < _SAMPLE else data.rfind(b"\n", 0, position) + 1
     encoding, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
     if encoding is None and data[position] == 0:
-        message = f"{name} has a zero byte (NUL), which no text contains: see {where}" + (
-            f". {advice}" if advice else ""
-        )
+        message = f"{name} has a zero byte (NUL), which no text contains: see {where}"
+        message += f". {advice}" if advice else ""
         return ParameterError(path or name, None, "a text without zero bytes", message)
     ways = [advice] if advice else []
     if command:

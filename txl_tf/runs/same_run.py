@@ -1,4 +1,7 @@
-"""Checks that a training run resumes the run in its folder with the same vocabularies, configuration and text."""
+"""Checks that a training run resumes the run in its folder with the same vocabularies, configuration and text.
+
+Also checks that all of several workers train the same run.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import dataclasses
 import io
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +25,7 @@ from txl_tf.runs.folder import RunFolder, logged_step
 from txl_tf.runs.origin import check_origin
 from txl_tf.runs.weights import MisfitError
 from txl_tf.schema import differing
+from txl_tf.training.distribution import any_worker, num_workers, text_of_worker, worker_index
 
 # Hyper-parameters that the text decides. They may change when a run resumes with another text, or starts from the
 # weights of another run. Earlier versions do not record them.
@@ -208,3 +213,40 @@ def _reads_text_otherwise(before: dict, requested: dict) -> bool:
     family = family_in(requested)
     names = {f"data.{name}" for name in requested["data"] if name not in family.paths}
     return family is not family_in(before) or not names.isdisjoint(_changes(before, requested))
+
+
+def check_same_on_workers(
+    folder: RunFolder, strategy: tf.distribute.Strategy, settings: Mapping[str, Any], paths: Mapping[str, Any]
+) -> None:
+    """Checks that several workers have the same settings and the same text. All workers must call it.
+
+    Args:
+        folder: folder of the run.
+        strategy: strategy that has the workers.
+        settings: `{name: value}` of everything that must be equal, with fingerprints as "fingerprints.train".
+        paths: `{name: path}` of the texts. They may differ, and are named only if a fingerprint differs.
+
+    Raises:
+        MisfitError: a worker differs from the chief. It is raised on all workers: a worker that differs names its own
+            differences, and the other workers name those of the first worker that differs.
+    """
+    own = json.loads(json.dumps([settings, paths], default=str))  # with lists instead of tuples
+    of_chief = json.loads(text_of_worker(strategy, 0, json.dumps(own)))
+    index = worker_index(strategy)
+    changes, other_paths = (
+        [
+            f"{name}: {brief(chief.get(name))} on the chief, {brief(here.get(name))} on worker {index}"
+            for name in {**chief, **here}
+            if chief.get(name) != here.get(name)
+        ]
+        for chief, here in zip(of_chief, own, strict=True)
+    )
+    if any(change.startswith("fingerprints.") for change in changes):
+        changes = [*other_paths, *changes]
+    if not any_worker(strategy, bool(changes)):
+        return
+    workers = range(num_workers(strategy))
+    reports = {worker: json.loads(text_of_worker(strategy, worker, json.dumps(changes))) for worker in workers}
+    shown = index if changes else next(worker for worker in workers if reports[worker])
+    message = f"worker {shown} has other settings than the chief: start all workers with the same command and text."
+    raise MisfitError("model_dir", folder.path, "the same run on all workers", message, reports[shown])

@@ -41,7 +41,7 @@ from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.origin import Origin
-from txl_tf.runs.same_run import check_same_run
+from txl_tf.runs.same_run import check_same_on_workers, check_same_run
 from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
@@ -111,7 +111,8 @@ def train_run(
         that mark no entities. The results of a tagger are those of the checkpoint with the best F1 in validation.
 
     Raises:
-        ParameterError, OSError: bad input, before any long work.
+        ParameterError, OSError: bad input, before any long work. All workers raise MisfitError if one of them has other
+            settings or another text than the chief.
         ValueError, OSError: the training has diverged, the disk is full, or another worker died. The message names
             the last good checkpoint.
         KeyboardInterrupt: after Ctrl-C, when the run is saved.
@@ -145,6 +146,8 @@ def train_run(
     with worker_of(strategy, folder), folder.locked() if chief else contextlib.nullcontext():
         keras.utils.set_random_seed(training.seed)
         run.read()
+        if num_workers(strategy) > 1:
+            check_same_on_workers(folder, strategy, *run.shared())
         run.choose_threads()  # before TensorFlow starts: the next two calls start it
         set_matmul_precision(machine.matmul_precision)
         with strategy.scope():
@@ -367,6 +370,36 @@ class Run:
             "fingerprints": self.fingerprints,
             **({"init_from": self.origin.record(self.training)} if self.origin else {}),
         }
+
+    def shared(self) -> tuple[dict, dict]:
+        """What several workers must have in common: `(settings, paths)` of `check_same_on_workers`.
+
+        Of the checkpoint from which a new run starts, only the name must be equal, because the workers may have its
+        folder at different paths.
+        """
+        family = self.folder.family
+        training = {name: getattr(self.machine, name) for name in ("mixed_precision", "matmul_precision")}
+        for group in (self.final, self.training, self.optimizer):
+            training |= group.to_dict() if group else {}
+        training |= {
+            "warm_start_path": os.path.basename(self.training.warm_start_path or ""),
+            "init_from": os.path.basename(self.origin.record(self.training)["checkpoint"]) if self.origin else "",
+            "token_nll": bool(training.get("token_nll")),
+        }
+        vocabs = dict(zip(family.vocabs, self.corpus.vocabs, strict=True))
+        fingerprints = {**self.fingerprints, **{name: vocab.fingerprint() for name, vocab in vocabs.items()}}
+        data = self.data_config()
+        # The fingerprints show whether the content of these files is the same.
+        paths = (*family.paths, "source_symbols", "target_symbols")
+        groups = {
+            "data": {name: value for name, value in data.items() if name not in paths},
+            "model": self.model_config.to_dict(),
+            "training": {name: value for name, value in training.items() if name not in ("tracker", "tracker_project")},
+            "fingerprints": {name: value[:16] for name, value in fingerprints.items()},
+        }
+        settings = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+        of_data = {f"data.{name}": data[name] for name in paths if data.get(name)}
+        return {"family": family.name, **settings}, of_data
 
     def data_config(self) -> dict:
         """The value of `"data"` in `config.json`."""

@@ -126,17 +126,21 @@ def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> 
     bfloat16 (AMX or AVX-512). Otherwise it becomes `"float16"` on GPUs and `"float32"` on processors. The chief chooses
     for all workers. Any other value is returned unchanged.
     """
-    if mixed_precision != AUTO:
-        return mixed_precision
+    choice = mixed_precision if mixed_precision != AUTO else _fastest_precision(strategy)
+    # Workers with another value take part, too. Otherwise the number could meet one of another sum over workers.
+    chosen = list(PRECISIONS)[broadcast_from_chief(strategy, list(PRECISIONS).index(choice))]
+    return chosen if mixed_precision == AUTO else mixed_precision
+
+
+def _fastest_precision(strategy: tf.distribute.Strategy) -> str:
+    """The value of `mixed_precision` that `"auto"` becomes on this machine, see `choose_precision`."""
     gpus = tf.config.list_physical_devices("GPU")
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        choice = "bfloat16"
-    elif gpus:
+        return "bfloat16"
+    if gpus:
         details = tf.config.experimental.get_device_details(gpus[0])
-        choice = "bfloat16" if details.get("compute_capability", (0, 0)) >= (8, 0) else "float16"
-    else:
-        choice = "bfloat16" if processor_flags().intersection(BFLOAT16_UNITS) else "float32"
-    return list(PRECISIONS)[broadcast_from_chief(strategy, list(PRECISIONS).index(choice))]
+        return "bfloat16" if details.get("compute_capability", (0, 0)) >= (8, 0) else "float16"
+    return "bfloat16" if processor_flags().intersection(BFLOAT16_UNITS) else "float32"
 
 
 class Cluster(NamedTuple):
@@ -285,10 +289,10 @@ def is_default(strategy: tf.distribute.Strategy) -> bool:
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this program is the chief, the only one of several workers that writes files and logs."""
-    return _worker_index(strategy) == 0
+    return worker_index(strategy) == 0
 
 
-def _worker_index(strategy: tf.distribute.Strategy) -> int:
+def worker_index(strategy: tf.distribute.Strategy) -> int:
     """The index of this worker in the order of the replicas. The chief has 0."""
     if num_workers(strategy) == 1:
         return 0
@@ -299,12 +303,20 @@ def _worker_index(strategy: tf.distribute.Strategy) -> int:
 
 def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the `number` of the chief on every worker. All workers must call it."""
-    return _sum_over_workers(strategy, number if is_chief(strategy) else 0)
+    return int(_sum_over_workers(strategy, number if is_chief(strategy) else 0))
 
 
 def any_worker(strategy: tf.distribute.Strategy, flag: bool) -> bool:
     """Whether `flag` is set on any worker. All workers must call it."""
     return bool(_sum_over_workers(strategy, int(flag)))
+
+
+def text_of_worker(strategy: tf.distribute.Strategy, worker: int, text: str) -> str:
+    """Returns the `text` of the worker of this index on every worker. All workers must call it."""
+    own = np.frombuffer(text.encode() if worker_index(strategy) == worker else b"", np.uint8)
+    sent = np.zeros(_sum_over_workers(strategy, len(own)), np.int64)
+    sent[: len(own)] = own  # the other workers add zeros
+    return bytes(np.asarray(_sum_over_workers(strategy, sent), np.uint8)).decode()
 
 
 def all_rows(strategy: tf.distribute.Strategy, tensors: list) -> list[tf.Tensor]:
@@ -380,16 +392,16 @@ def _share_function(strategy: Any) -> Callable:
     return tf.function(lambda shares: strategy.run(share, args=(shares,)), reduce_retracing=True)
 
 
-def _sum_over_workers(strategy: Any, number: int) -> int:
-    """The sum of the numbers of all workers, who must all call it."""
+def _sum_over_workers(strategy: Any, number: Any) -> Any:
+    """The sum of the integers, or of the arrays of integers, of all workers, who must all call it."""
     if num_workers(strategy) == 1:
         return number
-    return interruptible(lambda: int(_sum_function(strategy)(tf.constant(number, tf.int64))))
+    return interruptible(lambda: _sum_function(strategy)(tf.constant(number, tf.int64)).numpy())
 
 
 @_once_per_strategy
 def _sum_function(strategy: Any) -> Callable:
-    """The function that sums one number of each worker."""
+    """The function that sums one number, or one array, of each worker."""
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def share(number):  # the number on one replica of each worker, 0 on the others
@@ -419,7 +431,7 @@ def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
         rows: number of rows of the batch, a multiple of the number of workers.
     """
     share = rows // num_workers(strategy)
-    index = _worker_index(strategy)
+    index = worker_index(strategy)
     return range(index * share, (index + 1) * share)
 
 
@@ -430,7 +442,7 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
     """
     replicas = strategy.num_replicas_in_sync
     workers = num_workers(strategy)
-    index = _worker_index(strategy)
+    index = worker_index(strategy)
 
     def own(x):
         """The rows of one tensor that belong to this worker."""

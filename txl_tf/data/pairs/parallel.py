@@ -142,9 +142,8 @@ def read_pairs(
 
     Raises:
         ParameterError: an option would have no effect, see `unused_options`. Or a file of symbols has one that no text
-            contains. Or the files have different numbers of
-            lines, a line is empty, a symbol is not in the vocabulary, ...: names file and line, what was found and
-            what is allowed.
+            contains. Or the files have different numbers of lines, a line is empty, a symbol is not in the vocabulary,
+            ...: names file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
     for vocab in vocabs if vocabs and extend_vocab else ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import logging
 from typing import Any
 
@@ -175,6 +176,12 @@ class TaggerRun(EpochRun):
         tag_settings = {"labels": corpus.labels, "scheme": scheme}
         token_settings = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
         return {**token_settings, **tag_settings, **widths}
+
+    def shared(self) -> tuple[dict, dict]:
+        settings, paths = super().shared()
+        for name, table in self.corpus.embeddings.items():  # of vectors from files
+            settings[f"fingerprints.vectors of {name}"] = hashlib.sha256(table.tobytes()).hexdigest()[:16]
+        return settings, paths
 
     def measured(self) -> dict:
         """The `LineSizes` of the training lines, by which a pipeline recognises unusually long lines."""
