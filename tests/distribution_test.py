@@ -256,7 +256,7 @@ SMALL_PROGRAM = (
 
 
 def run_two_programs(folder, of_second):
-    """Two workers run `train.py` in a folder, the second with more arguments; returns their exit statuses and error messages."""
+    """Two workers run `train.py`, the second with more arguments; returns their exit statuses and error messages."""
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     workers = []
     for index, more in enumerate(([], of_second)):

@@ -127,7 +127,7 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     def grad(upstream):
         """The gradients of emissions and transitions: probabilities of tags and of pairs of tags, times `upstream`."""
         betas = _betas(emissions, transitions, mask)
-        weight = tf.where(mask, upstream, 0.0)
+        weight: Any = tf.where(mask, upstream, 0.0)
         emissions_grad = _probs(alphas + betas, [2]) * weight[..., None]
         arrive = emissions[:, 1:] + betas[:, 1:]  # [B, T - 1, K]
         pairs = _probs(alphas[:, :-1, :, None] + transitions + arrive[:, :, None], [2, 3])  # [B, T - 1, K, K]
