@@ -346,7 +346,11 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             position where it begins; int32 `kinds`, the index of its type in `self.kinds`; and float `probs`, the
             probability among all allowed paths that its elements have exactly these tags. `starts`, `kinds` and `probs`
             have a meaning only where `ends` is true.
+
+        Raises:
+            ParameterError: the tagger overrides `decode`, which this method does not use.
         """
+        self.refuse_unused("decode")
         emissions, mask = self.emissions(inputs)
         positions = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
         packed, emissions, positions = pack(mask, emissions, positions)
