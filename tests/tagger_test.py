@@ -727,6 +727,69 @@ def test_a_saved_tagger_trains_on_as_it_would_have(name, tmp_path):
     assert other.fit(data, verbose=0).history != expected
 
 
+class Lazy:
+    """A network without `build`, whose parts its call builds."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = keras.layers.Embedding(N_TOKEN, 6)
+        self.dense = keras.layers.Dense(8)
+
+    def call(self, x):
+        x = [self.embedding(tokens) for tokens in (x.values() if isinstance(x, dict) else [x])]
+        return self.dense(tf.concat(x, -1))
+
+
+@keras.saving.register_keras_serializable("tagger_test")
+class LazyLayer(Lazy, keras.Layer):
+    pass
+
+
+@keras.saving.register_keras_serializable("tagger_test")
+class LazyModel(Lazy, keras.Model):
+    pass
+
+
+@keras.saving.register_keras_serializable("tagger_test")
+class LazyTagger(txl_tf.Tagger):
+    """A tagger with a part of its own that its call builds."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scores = keras.layers.Dense(len(LABELS))
+
+    def call(self, inputs, training=None, dropout_key=None):
+        return self.scores(super().call(inputs, training=training, dropout_key=dropout_key))
+
+
+@pytest.mark.filterwarnings("ignore")  # of Keras: its `build` cannot build the layer
+@pytest.mark.ci
+@pytest.mark.parametrize("cls, make, name, frozen", [
+    (txl_tf.Tagger, LazyLayer, "keras", False),
+    (txl_tf.Tagger, LazyLayer, "keras, two inputs", True),
+    (txl_tf.Tagger, LazyModel, "keras, two inputs", False),
+    (LazyTagger, plain_encoder, "keras, a mask", False),
+])  # fmt: skip
+def test_a_saved_tagger_has_the_weights_of_parts_that_its_call_builds(cls, make, name, frozen, tmp_path):
+    """And the state of their optimizer, and what is frozen in them."""
+    tagger, inputs = cls(make(), LABELS, seed=0), CASES[name][1]()
+    tagger(inputs)
+    if frozen:
+        [*tagger.network._flatten_layers()][-1].trainable = False
+    tagger.compile(sgd(momentum=0.9))
+    tags = random_tags()
+    tagger.fit(inputs, tags, verbose=0)
+    tagger.save(tmp_path / "tagger.keras")
+    loaded = keras.saving.load_model(tmp_path / "tagger.keras")
+    assert [w.shape for w in loaded.trainable_variables] == [w.shape for w in tagger.trainable_variables]
+    np.testing.assert_array_equal(loaded(inputs), tagger(inputs))
+    for variable, expected in zip(loaded.optimizer.variables, tagger.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(variable, expected)
+    for model in (tagger, loaded):
+        model.fit(inputs, tags, verbose=0)
+    np.testing.assert_array_equal(loaded(inputs), tagger(inputs))
+
+
 @pytest.mark.parametrize("name", cases("tener", of=["tener", "flat"]))
 def test_in_bfloat16_emissions_and_nll_stay_float32_and_close(name):
     options = {"dtype": "mixed_bfloat16"}

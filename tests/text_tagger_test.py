@@ -221,3 +221,57 @@ def test_a_network_without_attention_tags_and_says_that_it_has_none():
     assert len(tagging.tag(["abcd"])[0].tags) == 4
     with raises_parameter("tagger", tagging.tagger):
         tagging.attention("abcd")
+
+
+class OwnDecode(txl_tf.Tagger):
+    def decode(self, inputs):
+        tags, score = super().decode(inputs)
+        return tf.zeros_like(tags), score
+
+
+class OwnEntities(txl_tf.Tagger):
+    def entities(self, inputs):
+        found = super().entities(inputs)
+        return {**found, "probs": 0.5 * found["probs"]}
+
+
+class OwnEntitiesOf(txl_tf.Tagger):
+    def entities_of(self, emissions, mask):
+        found = super().entities_of(emissions, mask)
+        return {**found, "probs": 0.5 * found["probs"]}
+
+
+@pytest.mark.ci
+def test_own_entities_count_for_each_sentence_that_fits_and_are_refused_for_a_longer_one():
+    plain = text_tagger("tener", 8)
+    short, long = TEXT[:8], TEXT[:9]
+    expected = [0.5 * entity.prob for tagged in plain.tag([short, long]) for entity in tagged.entities]
+    n = len(plain.tag([short])[0].entities)
+    assert 0 < n < len(expected)
+    plain.tagger.__class__ = OwnEntitiesOf
+    plain.drop_graphs()
+    found = [entity.prob for tagged in plain.tag([short, long]) for entity in tagged.entities]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    plain.tagger.__class__ = OwnEntities
+    plain.drop_graphs()
+    np.testing.assert_allclose([e.prob for e in plain.tag([short])[0].entities], expected[:n], rtol=1e-5)
+    with raises_parameter("entities"):
+        plain.tag([short, long])
+
+
+def test_an_own_decode_is_refused_where_it_would_not_be_called(tmp_path):
+    """Of a tagger that is not compiled, too."""
+    tagging = text_tagger("tener", 8)
+    tagging.tagger.__class__ = OwnDecode
+    inputs = inputs_of(tagging.encoder, [TEXT[:8]], "tener")
+    assert not np.any(tagging.tagger.decode(inputs)[0])
+    calls = [
+        lambda: tagging.tagger.entities(inputs),
+        lambda: tagging.tag([TEXT[:8]]),
+        lambda: tagging.tag([TEXT]),
+        lambda: txl_tf.export_saved_model(tagging.tagger, tmp_path / "export"),
+    ]
+    for call in calls:
+        with raises_parameter("decode"):
+            call()
+    assert not any(tmp_path.iterdir())

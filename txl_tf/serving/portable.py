@@ -243,6 +243,7 @@ def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -
     if not tagger.reads_sentences:
         allowed = "a Tagger with a SentenceNetwork"
         raise ParameterError("model", tagger, allowed, f"model must be {allowed}, got {type(tagger.network).__name__}")
+    tagger.refuse_unused("decode")
     _check_length("length", length, tagger.network.max_seq_len)
     specs: Any = tagger.build_for_export()
     widths = dict.fromkeys(["lattice", "pos_s", "pos_e"], ITEMS * length)  # the width of other inputs is `length`

@@ -258,6 +258,7 @@ class TaggingSignatures(StoredModel):
         self, tagger: Tagger, tables: dict[str, SymbolTable] | None = None, *, weights: str = "float32",
         max_tokens: int | None = None, max_rows: int | None = None,
     ):  # fmt: skip
+        tagger.refuse_unused("decode")
         self.network: Any = tagger.network
         self.lattice = tagger.reads_lattice
         self.reads_sentences = tagger.reads_sentences

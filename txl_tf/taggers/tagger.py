@@ -219,7 +219,15 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def build_from_config(self, config: Any) -> None:
         self._called_with = config.get("called_with")  # files of older versions do not have it
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
+        if self._called_with is not None and not all(part.built for part in self._flatten_layers()):
+            self._build_by_call()
         freeze(self, config.get("frozen"))
+
+    def _build_by_call(self) -> None:
+        """Builds the layers that only a call builds. It traces a call with the shapes and dtypes of the last one."""
+        specs = {name: tf.TensorSpec(shape, dtype) for name, shape, dtype in self._called_with}
+        trace = tf.function(lambda inputs: self(inputs, training=False), autograph=False)
+        trace.get_concrete_function(specs.get(None, specs))
 
     def _build_rest(self, width: int) -> None:
         """Builds the layers after the network, if they are not built. `width` is that of the hidden states before."""
@@ -338,7 +346,11 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             position where it begins; int32 `kinds`, the index of its type in `self.kinds`; and float `probs`, the
             probability among all allowed paths that its elements have exactly these tags. `starts`, `kinds` and `probs`
             have a meaning only where `ends` is true.
+
+        Raises:
+            ParameterError: the tagger overrides `decode`, which this method does not use.
         """
+        self.refuse_unused("decode")
         emissions, mask = self.emissions(inputs)
         positions = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
         packed, emissions, positions = pack(mask, emissions, positions)

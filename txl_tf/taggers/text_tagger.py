@@ -20,6 +20,7 @@ from txl_tf.nn.checks import check_eager
 from txl_tf.nn.settings import add_user
 from txl_tf.schema import check_type
 from txl_tf.taggers.tagger import Tagger
+from txl_tf.training.keras_arguments import refuse_hooks
 
 
 class Entity(NamedTuple):
@@ -192,9 +193,17 @@ class TextTagger:
 
         Returns:
             The result of each sentence, in the order of the sentences.
+
+        Raises:
+            ParameterError: the tagger overrides `decode`, or it overrides `entities` and a sentence is longer than
+                `window`: this method would not use them.
         """
         check_eager("tag")
+        self.tagger.refuse_unused("decode")
         encoded = self.encode(sentences, left_out)
+        if any(sentence.n > self.most for sentence in encoded):
+            longer = f"a sentence of more than {self.most} tokens is read in windows: override entities_of"
+            refuse_hooks(self.tagger, {"entities": longer})
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
         return in_order(self._tag, encoded, by_length(lengths, self.batch_size))
 

@@ -143,7 +143,7 @@ class Resumable(AmongWorkers):
                 the strategy's scope, or the model overrides `stateless_compute_loss`, which Keras does not call, or
                 one of `unused_methods`.
         """
-        refuse_hooks(self, {**_NEVER_CALLED, **self.unused_methods})
+        self.refuse_unused()
         if loss is not None:
             raise ParameterError("loss", loss, f"None: the model has its own, it measures {self.measures}")
         refuse("compile", {"loss_weights": loss_weights}, _REFUSED)
@@ -158,6 +158,11 @@ class Resumable(AmongWorkers):
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,
             steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
+
+    def refuse_unused(self, *names: str) -> None:
+        """Raises ParameterError if the model overrides a method that it does not use; with `names`, one of these."""
+        unused = {**_NEVER_CALLED, **self.unused_methods}
+        refuse_hooks(self, {name: unused[name] for name in names or unused})
 
     def compile_arguments(self) -> dict[str, Any]:
         return {**super().compile_arguments(), **self._extra_metrics.given}
@@ -359,7 +364,7 @@ class Resumable(AmongWorkers):
         user's metric has the name of one of the library's.
         """
         with self._method_lock(method):
-            refuse_hooks(self, {**_NEVER_CALLED, **self.unused_methods})
+            self.refuse_unused()
             library_metrics = self._library_metrics
             names = dict.fromkeys(metric.name for metric in (*library_metrics, self.grad_norm))
             refuse_taken_names(self, (*library_metrics, self.grad_norm), names)
