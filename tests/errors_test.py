@@ -179,7 +179,7 @@ FILE_MESSAGES = [
     (
         b"ab\xff",
         lambda path: build_corpus("text", path),
-        "{} is not UTF-8 text: see byte 2. level='byte' reads any file",
+        "{} is not UTF-8 text: see byte 2, line 1. level='byte' reads any file",
     ),
     (b"", lambda path: build_corpus("text", path), "{} is empty"),
     ("{", lambda path: read_json(path, print), "{} is not JSON: "),

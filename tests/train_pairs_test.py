@@ -385,7 +385,7 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
     finally:
         write_text(Path(pairs_file), text)
     other = write_text(tmp_path / "other.tsv", text + "abd\tD\n" * 9)
-    with raises_parameter("source_vocab"):
+    with raises_parameter("model_dir", str(folder)):  # another setting of the data comes before the vocabulary
         train(folder, other, training=LEARNING, data={"valid_path": pairs_file})
     with raises_parameter("model_dir", str(folder)) as raised:
         train(folder, pairs_file, training=LEARNING, model={"dff": 17})

@@ -124,7 +124,8 @@ def _check_together(arguments: dict[str, Any]) -> None:
     if arguments.get("validation_data") is None and not arguments.get("validation_split"):
         for name in ("validation_steps", "validation_batch_size", "validation_freq"):
             if arguments.get(name) not in (None, inspect.signature(keras.Model.fit).parameters[name].default):
-                raise ParameterError(name, arguments[name], "left out without validation_data")
+                message = f"fit takes no {name} without validation_data, got {arguments[name]!r}"
+                raise ParameterError(name, arguments[name], "left out without validation_data", message)
 
 
 def check_switches(jit_compile: Any, **switches: Any) -> None:
