@@ -102,6 +102,8 @@ def check_preset_of_run(preset: dict[str, Any], sizes: Sequence[str], run: dict[
         sizes: names of the sizes of the model.
         run: `{name: value}` of the run.
     """
+    if not FLAGS.preset:
+        return
     settings = preset or {name: FLAGS[name].default for name in (*sizes, "learning_rate")}
     for name, value in settings.items():
         if name not in _BY_DATA and not given([name]) and run.get(name, value) != value:

@@ -287,8 +287,7 @@ def settings_of_preset(data, folder):
     if not exists:
         return {"model": dict(preset), "training": preset}
     run = {"model": {}, "training": {}, **folder.read_config()}
-    if FLAGS.preset:
-        check_preset_of_run(preset, SIZES, run["model"] | run["training"])
+    check_preset_of_run(preset, SIZES, run["model"] | run["training"])
     return {"model": run["model"], "training": {**preset, **run["training"]}}
 
 

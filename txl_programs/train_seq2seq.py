@@ -157,8 +157,7 @@ def settings_of(folder):
     preset = choose_settings(config_of(PairsConfig), exists) if FLAGS.preset or not has_sizes else {}
     if exists:
         run = folder.read_config()
-        if FLAGS.preset:
-            check_preset_of_run(preset, PAIR_SIZES, run["model"] | run["training"])
+        check_preset_of_run(preset, PAIR_SIZES, run["model"] | run["training"])
         settings["model"] = run["model"]
         settings["training"] = {**preset, **run["training"]}
     else:

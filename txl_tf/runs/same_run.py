@@ -61,7 +61,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
     if folder.steps():
         before = folder.read_config()
         # Another family or other settings of the data can have another vocabulary: `check_same_config` names them.
-        if not _reads_text_otherwise(before, config):
+        if not _may_have_another_vocab(before, config):
             paths = {name: config["data"].get(name) for name in family_in(config).paths}
             moved = [f"{name}={path}" for name, path in paths.items() if path != before["data"].get(name)]
             check_vocab(folder, vocabs, remedy, "the text" + (f" with {', '.join(moved)}" if moved else ""))
@@ -208,8 +208,8 @@ def _changes(before: dict, requested: dict) -> dict[str, tuple[Any, Any]]:
     return changes
 
 
-def _reads_text_otherwise(before: dict, requested: dict) -> bool:
-    """Whether the runs of two `config.json` may make different vocabularies of the same text: by family or settings."""
+def _may_have_another_vocab(before: dict, requested: dict) -> bool:
+    """Whether two runs may have different vocabularies of the same text: their family or a data setting differs."""
     family = family_in(requested)
     names = {f"data.{name}" for name in requested["data"] if name not in family.paths}
     return family is not family_in(before) or not names.isdisjoint(_changes(before, requested))

@@ -10,7 +10,6 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -82,6 +81,10 @@ _CHECKS: dict[str, Check] = {
 }
 
 
+# The arguments of `fit` that only a validation uses, with their defaults.
+_OF_VALIDATION = {"validation_steps": None, "validation_batch_size": None, "validation_freq": 1}
+
+
 def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The checked arguments of a call of `fit`, `evaluate` or `predict` of Keras as `{name: value}`.
 
@@ -115,15 +118,15 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def _check_together(arguments: dict[str, Any]) -> None:
-    """Raises ParameterError for arguments of `fit` that have no effect because of others, or for lack of others."""
+    """Raises ParameterError for an argument of `fit` that has no effect with the other arguments."""
     epochs = arguments.get("epochs", 1)
     initial_epoch = arguments.get("initial_epoch", 0)
     if initial_epoch > epochs:
         allowed = f"at most epochs={epochs}, which counts from the first epoch of all, not from initial_epoch"
         raise ParameterError("initial_epoch", initial_epoch, allowed)
     if arguments.get("validation_data") is None and not arguments.get("validation_split"):
-        for name in ("validation_steps", "validation_batch_size", "validation_freq"):
-            if arguments.get(name) not in (None, inspect.signature(keras.Model.fit).parameters[name].default):
+        for name, default in _OF_VALIDATION.items():
+            if arguments.get(name, default) != default:
                 message = f"fit takes no {name} without validation_data, got {arguments[name]!r}"
                 raise ParameterError(name, arguments[name], "left out without validation_data", message)
 
