@@ -79,7 +79,7 @@ def not_utf8(
     if encoding is None and data[position] == 0:
         message = f"{name} has a zero byte (NUL), which no text contains: see {where}"
         message += f". {advice}" if advice else ""
-        return ParameterError(path or name, None, "UTF-8 text", message)
+        return ParameterError(path or name, None, "text without zero bytes", message)
     ways = [advice] if advice else []
     if command:
         ways.append(f"It seems to be {encoding}: {command} {shlex.quote(path or name)} > NEW_FILE converts it")
