@@ -283,6 +283,34 @@ def test_fit_and_evaluate_measure_whole_epochs_on_any_number_of_replicas(make, d
     assert loaded.evaluate(*data, batch_size=2, verbose=0, return_dict=True) == pytest.approx(result, rel=1e-6)
 
 
+@pytest.mark.parametrize("argument", ["metrics", "weighted_metrics"])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "mse", "top_k_categorical_accuracy", keras.metrics.AUC(), keras.metrics.CategoricalAccuracy(),
+        keras.metrics.mean_squared_error, keras.losses.CategoricalCrossentropy(from_logits=True),
+        keras.metrics.MeanIoU(5), keras.metrics.OneHotMeanIoU(5), keras.metrics.Mean(),
+    ],
+    ids=lambda metric: metric if isinstance(metric, str) else getattr(metric, "name", "function"),
+)  # fmt: skip
+def test_metrics_of_keras_for_other_labels_are_refused_by_name(metric, argument):
+    with pytest.raises(ParameterError) as caught:
+        tagger().compile("adam", **{argument: [metric]})
+    assert caught.value.name == argument and caught.value.value is metric
+
+
+def test_a_metric_over_classes_counts_them():
+    model = tagger()
+    iou = keras.metrics.MeanIoU(model.n_classes, sparse_y_pred=False, name="iou")
+    model.compile(keras.optimizers.SGD(0.0), metrics=[iou], run_eagerly=True)
+    found = model.evaluate({"chars": TARGET}, TAGS, verbose=0, return_dict=True)["iou"]
+    emissions, _ = model.emissions({"chars": TARGET})
+    predicted = np.argmax(emissions, -1)
+    own = keras.metrics.MeanIoU(model.n_classes)
+    own.update_state(TAGS, predicted, sample_weight=TARGET != 0)
+    assert found == pytest.approx(float(own.result()))
+
+
 class WithMeans(txl_tf.TransformerXLLM):
     """A language model with metrics of its own, under the names that it is told."""
 

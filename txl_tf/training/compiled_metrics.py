@@ -191,7 +191,7 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
     It may be given as an object, a name, a class, a function or a configuration.
 
     Raises:
-        ParameterError: it is no metric, or it is a metric of Keras that was made for probabilities.
+        ParameterError: it is no metric, or it is a metric of Keras that was made for probabilities or for other labels.
     """
     name = identifier if isinstance(identifier, str) else None
     if name in ("accuracy", "acc"):
@@ -204,8 +204,12 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
         metric: Any = identifier if isinstance(identifier, keras.metrics.Metric) else keras.metrics.get(identifier)
     except (ValueError, TypeError) as error:
         raise ParameterError(argument, identifier, "a Keras metric", f"{argument}: {error}") from error
-    is_keras = type(metric).__module__.startswith("keras.")
-    if is_keras and metric.get_config().get("from_logits") is False:
+    is_keras = str(getattr(metric, "__module__", "")).startswith("keras.")
+    if is_keras and not _is_for_classes(metric):
+        allowed = "one that takes numbers of classes as labels, such as SparseCategoricalAccuracy"
+        message = f"{argument} contains {name or brief(metric)}, but a metric must be {allowed}"
+        raise ParameterError(argument, identifier, allowed, message)
+    if is_keras and _config_of(metric).get("from_logits") is False:
         allowed = "from_logits=True, because the outputs are logits"
         message = f"{argument} contains {brief(metric)}, which needs {allowed}"
         raise ParameterError(argument, identifier, f"a metric with {allowed}", message)
@@ -218,6 +222,23 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
         message = f"{argument} contains no metric: {brief(identifier)}"
         raise ParameterError(argument, identifier, "a Keras metric", message)
     return MeanOfFunction(metric, name or getattr(metric, "name", None) or type(metric).__name__)
+
+
+def _is_for_classes(metric: Any) -> bool:
+    """Whether one of Keras's metrics, an object or a function, takes numbers of classes as labels, and logits.
+
+    Other metrics expect labels of the shape of the outputs. They fail in the first step, or compare other numbers.
+    """
+    if isinstance(metric, keras.metrics.IoU):
+        config = metric.get_config()
+        return bool(config.get("sparse_y_true")) and config["sparse_y_pred"] is False
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return name.lower().startswith("sparse") or type(metric) is keras.metrics.MeanMetricWrapper
+
+
+def _config_of(metric: Any) -> dict[str, Any]:
+    """The configuration of a metric or loss of Keras; empty for a function."""
+    return metric.get_config() if hasattr(metric, "get_config") else {}
 
 
 def _make_variables(argument: str, metric: keras.metrics.Metric, n_classes: int) -> None:
