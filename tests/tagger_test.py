@@ -1024,3 +1024,29 @@ def test_a_dictionary_needs_a_mask():
     tagger, inputs = make_tagger("keras, two inputs")
     with raises_parameter("inputs", limit="mask"):
         tagger.decode({name: x for name, x in inputs.items() if name != "mask"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: tf.reduce_mean(x, 1), lambda x: x[:, 1:], lambda x: tf.cast(x, tf.int32), lambda x: None,
+        lambda x: {"hidden": x}, lambda x: x[..., None],
+    ],
+    ids=["one for each row", "too short", "integers", "nothing", "a dictionary", "four dimensions"],
+)  # fmt: skip
+def test_a_network_without_a_hidden_state_for_every_element_is_named(change):
+    class Changed(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embedding = keras.layers.Embedding(10, 8)
+
+        def build(self, shape):
+            self.embedding.build(shape)
+
+        def call(self, x):
+            return change(self.embedding(x))
+
+    tagger = txl_tf.Tagger(Changed(), labels=["O", "B-X", "I-X"])
+    with pytest.raises(ParameterError) as caught:
+        tagger.decode(np.ones([2, 5], "int32"))
+    assert "network" in caught.value.name

@@ -283,6 +283,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
         """The output of the network, `[batch, time, width]`; of a tuple or list, the first tensor.
 
+        Raises ParameterError if it has another shape or is not float.
+
         The network gets `training`, `dropout_key` and the mask (as `padding_mask` or `mask`, see the class) only if its
         call has these arguments.
         """
@@ -297,7 +299,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
                 options["mask"] = mask
         taken = keywords_of(self.network.call)
         hidden = self.network(inputs, **{name: value for name, value in options.items() if name in taken})
-        return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
+        hidden = hidden[0] if isinstance(hidden, (tuple, list)) else hidden
+        sizes = {"batch": mask.shape[0], "time": mask.shape[1]}
+        check_tensors(sizes, **{"output of the network": (hidden, "float batch time width")})
+        return hidden
 
     @known_names
     def nll(self, inputs: Any, tags: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
