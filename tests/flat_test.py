@@ -149,6 +149,22 @@ def test_moving_all_places_changes_nothing():
     np.testing.assert_allclose(network(moved).numpy()[mask], network(inputs).numpy()[mask], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name, place, number",
+    [
+        ("seq_len", (0,), 5), ("seq_len", (1,), -1), ("lex_num", (0,), 3), ("lex_num", (2,), -1),
+        ("pos_e", (1, 1), 0), ("pos_e", (0, 4), 0),
+    ],
+)  # fmt: skip
+def test_numbers_that_contradict_each_other_are_named(name, place, number):
+    inputs = {key: x.numpy() for key, x in make_inputs().items()}
+    inputs[name][place] = number
+    tagger = txl_tf.Tagger(make_flat(), labels=["O", "S-X"])
+    for use in (make_flat(), tagger.decode, lambda x: tagger.nll(x, np.zeros([3, 4], int))):
+        with raises_parameter(f"inputs['{name}']{[*place]}", number):
+            use(inputs)
+
+
 def test_distances_of_the_program_have_the_longest_sentence_added():
     """`rel_pos_init` 0 is another model; its positions are those of distances d + max_seq_len."""
     inputs, options = make_inputs(), {"kind": "ff_linear"}

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import FlatConfig
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Tensor, shape_of
@@ -73,7 +75,8 @@ class Flat(AttendingNetwork):
         padding have no meaning.
 
     Raises:
-        ParameterError: an argument is out of its range, or an input is missing or has another shape.
+        ParameterError: an argument is out of its range, an input is missing or has another shape, or numbers of items
+            contradict each other.
 
     Reference:
         Li et al. 2020; `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer, V0.
@@ -128,6 +131,16 @@ class Flat(AttendingNetwork):
         self.lex_proj.build((None, None, self.d_embed))
         for layer in [*self.fusions, *self.stacked]:
             layer.build(width)
+
+    def checked(self, inputs: Any) -> dict[str, Tensor]:
+        """`SentenceNetwork.checked`, which also compares the numbers and positions of items outside of graphs.
+
+        Raises ParameterError if they contradict each other, see `check_items`.
+        """
+        tensors = super().checked(inputs)
+        if tf.executing_eagerly():
+            check_items({name: np.asarray(x) for name, x in tensors.items()})
+        return tensors
 
     def mask_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """bool `[batch, length]`, true at characters."""
@@ -188,3 +201,28 @@ class Flat(AttendingNetwork):
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)
+
+
+def check_items(inputs: dict[str, np.ndarray]) -> None:
+    """Checks that the inputs of `Flat` do not contradict each other. `inputs` are those of its call.
+
+    Raises:
+        ParameterError: a number of characters or items is negative or larger than the width of its tensor, or an item
+            ends before it begins.
+    """
+    width, length = inputs["lattice"].shape[1], inputs["bigrams"].shape[1]
+    seq_len, lex_num = inputs["seq_len"], inputs["lex_num"]
+    is_item = np.arange(width) < (seq_len + lex_num)[:, None]
+    for name, wrong, allowed in (
+        ("seq_len", (seq_len < 0) | (seq_len > length), f"from 0 to {length}, the width of bigrams"),
+        (
+            "lex_num",
+            (lex_num < 0) | (lex_num > width - seq_len),
+            f"from 0 to {width} - seq_len, of the lattice",
+        ),
+        ("pos_e", is_item & (inputs["pos_e"] < inputs["pos_s"]), "at least pos_s"),
+    ):
+        if wrong.any():
+            place = np.unravel_index(wrong.argmax(), wrong.shape)
+            argument = f"inputs[{name!r}]{[*map(int, place)]}"
+            raise ParameterError(argument, int(inputs[name][place]), allowed)
