@@ -209,7 +209,7 @@ BAD = [
     (TransformerLMConfig, {"layer_norm_epsilon": "1e-5"}, "layer_norm_epsilon", "a number"),
     (DecoderConfig, {"init": "xavier"}, "init", ["normal", "uniform", "a Keras initializer"]),
     (TransformerLMConfig, {"pos_embed": "fix"}, "pos_embed", ["sin", "learned"]),
-    (TransformerConfig, {"pos_embed": "none"}, "pos_embed", ["sin", "learned"]),
+    (TransformerConfig, {"pos_embed": "none"}, "pos_embed", ["sin", "learned", "rotary"]),
     (TransformerLMConfig, {"context_len": 1}, "context_len", "at least 2"),
     (DecoderConfig, {"activation": "selu"}, "activation", ["relu", "gelu", "swiglu"]),
     (DecoderConfig, {"norm": "batch"}, "norm", ["layer", "rms"]),

@@ -77,6 +77,50 @@ def test_heads_are_attentions_of_their_own_joined_and_projected():
         np.testing.assert_allclose(output[b], expected, atol=1e-4)
 
 
+def rotated_in_loops(x):
+    """Queries or keys of one head, `[any, D]`: dimensions d and d + D / 2 of row n are a complex number that turns."""
+    half = x.shape[1] // 2
+    turned = np.zeros_like(x)
+    for n in range(len(x)):
+        for d in range(half):
+            number = complex(x[n, d], x[n, half + d]) * np.exp(1j * n * 10000 ** (-2 * d / x.shape[1]))
+            turned[n, d], turned[n, half + d] = number.real, number.imag
+    return turned
+
+
+@pytest.mark.parametrize("queries", [3, 4])
+def test_rotary_positions_turn_queries_and_keys_of_every_head(queries):
+    layer = MultiHeadAttention(d_model=8, num_heads=2, positions="rotary")
+    v, q = numbers(1, 4, 8), numbers(1, queries, 8, seed=1)
+    layer.build()
+    for i, weight in enumerate(layer.weights):
+        weight.assign(numbers(*weight.shape, seed=2 + i))
+    _, weights = layer(query=q, value=v, return_attention_scores=True)
+    keys = v[0] @ layer.wk.kernel.numpy() + layer.wk.bias.numpy()
+    queries_of_heads = q[0] @ layer.wq.kernel.numpy() + layer.wq.bias.numpy()
+    for h in range(2):
+        own_q, own_k = (rotated_in_loops(x[:, 4 * h : 4 * h + 4]) for x in (queries_of_heads, keys))
+        _, expected = attention_in_loops(own_q, own_k, own_k, np.zeros([queries, 4]))
+        np.testing.assert_allclose(weights[0, h], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rotary_positions_see_only_distances():
+    layer = MultiHeadAttention(d_model=8, num_heads=2, positions="rotary")
+    x = numbers(1, 5, 8)
+    before = np.concatenate([numbers(1, 3, 8, seed=1), x], 1)
+    seen = np.arange(8) >= 3
+    _, weights = layer(query=before, value=before, value_mask=seen[None], return_attention_scores=True)
+    _, expected = layer(query=x, value=x, return_attention_scores=True)
+    np.testing.assert_allclose(weights[..., 3:, 3:], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_rotary_positions_need_pairs_of_dimensions():
+    with raises_parameter("d_model", 6, limit="even"):
+        MultiHeadAttention(d_model=6, num_heads=2, positions="rotary")
+    with raises_parameter("positions", "alibi", limit="rotary"):
+        MultiHeadAttention(d_model=8, num_heads=2, positions="alibi")
+
+
 def test_one_product_for_all_projections_gives_what_three_give():
     layer = MultiHeadAttention(d_model=6, num_heads=3)
     x = tf.constant(numbers(2, 4, 6))

@@ -20,6 +20,7 @@ SMALL = {
 ALL = {"norm_first": True, "share_embeddings": True, "pos_embed": "learned"}
 OPTIONS = [
     ALL,
+    {"pos_embed": "rotary"},
     *(pytest.param(one, marks=pytest.mark.slow) for one in ({"norm_first": True}, {"share_embeddings": True})),
 ]
 PLAIN = pytest.param({}, marks=pytest.mark.slow)
@@ -581,6 +582,7 @@ BAD_OPTIONS = [
     ({"rate": 1.0}, "rate", "[0, 1)"),
     ({"num_layers": 0}, "num_layers", "1"),
     ({"d_model": 13, "num_heads": 1}, "d_model", "even"),
+    ({"d_model": 12, "num_heads": 4, "pos_embed": "rotary"}, "d_model", "even"),
 ]
 
 

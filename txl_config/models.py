@@ -227,7 +227,9 @@ class TransformerConfig(Config):
         "Most tokens of a source or of a target.", LENGTH, default=1000, free=unless(pos_embed="learned")
     )
     pos_embed: str = option(
-        "Positions: sinusoids, or a learned table of max_len rows.", one_of(POSITIONS), default="sin"
+        "Positions: sinusoids; a learned table of max_len rows; or rotary, in every attention.",
+        one_of((*POSITIONS, "rotary")),
+        default="sin",
     )
     rate: float = option("Dropout rate.", RATE, default=0.1, free=True)
     norm_first: bool = option("Normalise before each sublayer, not after it.", default=False)

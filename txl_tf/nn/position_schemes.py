@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from txl_config.models import REFUSED, REFUSED_BY_DEFAULT
@@ -33,7 +32,7 @@ from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.checks import checked_length
 from txl_tf.nn.ops import own_initializer
-from txl_tf.nn.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.nn.positions import inverse_frequencies, positional_embedding, relative_positions, rotate
 
 
 class Positions:
@@ -368,23 +367,7 @@ class Rotary(Positions):
             raise ParameterError("d_head", owner.d_head, allowed)
 
     def turn(self, x: Tensor, numbers: Tensor) -> Any:
-        """Rotates each pair of elements i and i + D / 2 of queries or keys by an angle that grows with the position."""
-        # An angle is an int32, in 2^-32 of a full turn. An overflow of int32 subtracts whole turns. So angles are
-        # exact, however long the text is.
-        fractions = _fractions_of_turn(x.shape[-1]) * numbers[..., None]  # [..., n, D / 2]
-        angles: Any = tf.cast(fractions, wide_dtype(x))
-        angles *= 2 * math.pi / 2**32
-        cos: Any = tf.cos(angles)
-        sin: Any = tf.sin(angles)
-        halves: Any = tf.split(tf.cast(x, cos.dtype), 2, -1)
-        left, right = halves
-        return tf.cast(tf.concat([left * cos - right * sin, right * cos + left * sin], -1), x.dtype)
-
-
-def _fractions_of_turn(d_head: int) -> Any:
-    """The angles by which pairs of dimensions turn from one token to the next: int32 `[D / 2]`, in 2^-32 of a turn."""
-    frequencies = 10000.0 ** (-np.arange(0, d_head, 2) / d_head)
-    return np.round(frequencies / (2 * np.pi) * 2**32).astype("int32")
+        return rotate(x, numbers)
 
 
 _BUILT_IN: dict[str, type[Positions]] = {cls.known_as: cls for cls in (Relative, Sinusoids, Learned, Alibi, Rotary)}

@@ -1,4 +1,4 @@
-"""Sinusoids of positions: two conventions, each with one of two kinds of frequencies.
+"""Sinusoids of positions: two conventions, each with one of two kinds of frequencies; and rotation by positions.
 
     "halves"         [sin 0, sin 1, ..., cos 0, cos 1, ...]    `positional_embedding`
     "interleaved"    [sin 0, cos 0, sin 1, cos 1, ...]         `positional_encoding`, as Vaswani et al. 2017
@@ -17,6 +17,7 @@ Shapes:
     E: d_model, even                                    R: distances that scores are computed for
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import tensorflow as tf
 import txl_tf.equations as equations
 from txl_tf.config.checks import is_number
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.checks import check_length, check_sizes, check_tensors, shown
 
@@ -163,6 +165,34 @@ def positional_encoding(position: int, d_model: int, dtype: Any = "float32") -> 
     angles[:, 0::2] = np.sin(angles[:, 0::2])
     angles[:, 1::2] = np.cos(angles[:, 1::2])
     return tf.constant(angles[None], dtype)
+
+
+def rotate(x: Tensor, numbers: Tensor) -> Any:
+    """Rotates dimensions d and `d + D / 2` of queries or keys by the angle `n * 10000^(-2d / D)` (Su et al. 2021).
+
+    Args:
+        x: `[..., any, D]` with an even D.
+        numbers: int32 `[..., any]`, the positions n.
+
+    Returns:
+        A tensor like `x`.
+    """
+    # An angle is an int32, in 2^-32 of a full turn. An overflow of int32 subtracts whole turns. So angles are exact,
+    # however long the text is.
+    fractions = _fractions_of_turn(x.shape[-1]) * numbers[..., None]  # [..., any, D / 2]
+    angles: Any = tf.cast(fractions, wide_dtype(x))
+    angles *= 2 * math.pi / 2**32
+    cos: Any = tf.cos(angles)
+    sin: Any = tf.sin(angles)
+    halves: Any = tf.split(tf.cast(x, cos.dtype), 2, -1)
+    left, right = halves
+    return tf.cast(tf.concat([left * cos - right * sin, right * cos + left * sin], -1), x.dtype)
+
+
+def _fractions_of_turn(width: int) -> Any:
+    """The angles by which pairs of dimensions turn from one token to the next: int32 `[D / 2]`, in 2^-32 of a turn."""
+    frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
+    return np.round(frequencies / (2 * np.pi) * 2**32).astype("int32")
 
 
 def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) -> Any:

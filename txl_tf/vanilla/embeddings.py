@@ -220,8 +220,11 @@ class PositionalEncoding(Layer):
         end = first + length
         if known is None or (known and not isinstance(length, int)):
             end = checked_length("x", end, self.max_len, allowed, f"first plus the length of x must be {allowed}")
-        positions = tf.cast(tf.convert_to_tensor(self.pe)[:, first:end], x.dtype)
-        return dropout(x + positions, self.rate, self.key_of_call(x, training, dropout_key))
+        return dropout(self.with_positions(x, first, end), self.rate, self.key_of_call(x, training, dropout_key))
+
+    def with_positions(self, x: Tensor, first: Size, end: Size) -> Any:
+        """`x` plus the vectors of the positions from `first` to `end`."""
+        return x + tf.cast(tf.convert_to_tensor(self.pe)[:, first:end], x.dtype)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -243,3 +246,13 @@ class PositionEmbedding(PositionalEncoding):
         shape = (1, self.max_len, self.d_model)
         initializer = keras.initializers.RandomNormal(stddev=self.d_model**-0.5)
         return self.add_weight(name="pe", shape=shape, initializer=initializer, autocast=False)
+
+
+class NoPositions(PositionalEncoding):
+    """Only checks the length and applies dropout. The attention knows the positions, see `Transformer`."""
+
+    def make_table(self) -> Any:
+        return None
+
+    def with_positions(self, x: Tensor, first: Size, end: Size) -> Any:
+        return x

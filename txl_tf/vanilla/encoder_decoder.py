@@ -48,7 +48,7 @@ class _TransformerLayer(Layer):
     @stored
     def __init__(
         self, d_model: int, num_heads: int, dff: int, rate: float = 0.1, norm_first: bool = False, dropatt: float = 0.0,
-        dropact: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        dropact: float = 0.0, seed: int | None = None, positions: str | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
@@ -57,7 +57,8 @@ class _TransformerLayer(Layer):
         seed_of_part: Any = self.draw_key  # in place of a seed: the parts get their dropout keys from this layer
         self.ffn = PositionWiseFFN(dff, d_model, dropact, seed_of_part, **options, name="ffn")
         for name in self.attentions:
-            setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, seed_of_part, **options, name=name))
+            mha = MultiHeadAttention(d_model, num_heads, dropatt, seed_of_part, positions, **options, name=name)
+            setattr(self, name, mha)
         for name in self._norms():
             setattr(self, name, LayerNorm(EPSILON, **options, name=name))
 
@@ -141,6 +142,7 @@ class EncoderLayer(_TransformerLayer):
         norm_first: pre-norm with `True`; post-norm, as in the article, with `False`.
         dropatt, dropact: dropout rates of the attention weights and after the relu. The article has neither.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
+        positions: of every attention, see `MultiHeadAttention`.
 
     Call arguments:
         x: `[batch, length, d_model]`.
@@ -286,7 +288,8 @@ class DecoderLayer(_TransformerLayer):
 
     def source_heads(self, enc_output: Any) -> tuple[Tensor, ...]:
         """`(keys, values)` of the encoder's output, `[num_heads, batch, source, depth]` each, for cached decoding."""
-        return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
+        k, v = self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv)
+        return self.mha2.turned(k), v
 
 
 class DecoderMemory(CachedMemory):
@@ -329,12 +332,14 @@ class DecoderMemory(CachedMemory):
         """
         if mha is self.layer.mha2 and k is self and v is self:
             self.attended.append("source")
-            return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)
+            (q,) = mha.project(q, mha.wq)
+            return mha.attend(mha.turned(q, self.position), *self.source, self.seen)
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} does not attend by mha1 to the target and by mha2 to the source")
         self.attended.append("target")
         positions = tf.range(shape_of(self.cache[0])[2])
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)  # [H, B, 1, D] each
+        q, k = (mha.turned(x, self.position) for x in (q, k))
         is_new = tf.cast(positions == self.position, q.dtype)[:, None]  # [N, 1], 1 at the new element
         self.cache = tuple(old * (1 - is_new) + new * is_new for old, new in zip(self.cache, (k, v), strict=True))
         return mha.attend(q, *self.cache, (positions <= self.position)[None])

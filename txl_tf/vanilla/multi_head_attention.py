@@ -16,6 +16,7 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
+from txl_tf.config import one_of
 from txl_tf.config.checks import is_integer
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import add_bias, head_matmul, join_heads, project
@@ -39,6 +40,7 @@ from txl_tf.nn.masks import (
     with_mask,
 )
 from txl_tf.nn.ops import Linear
+from txl_tf.nn.positions import rotate
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
 
 
@@ -199,6 +201,8 @@ class MultiHeadAttention(Layer):
             write the call.)
         rate: dropout rate of the attention weights. The article has no such dropout.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
+        positions: "rotary" rotates queries and keys by their positions, from 0 on (Su et al. 2021); `None` for no
+            positions.
 
     Call arguments:
         v, k: `[batch, keys, d_model]`, in this order.
@@ -233,12 +237,14 @@ class MultiHeadAttention(Layer):
     @refusing(_refuse_keras_arguments)
     @stored
     def __init__(
-        self, d_model: int, num_heads: int, rate: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions]
-    ) -> None:
+        self, d_model: int, num_heads: int, rate: float = 0.0, seed: int | None = None, positions: str | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_heads(d_model, "num_heads", num_heads)
         self.start_keys(seed, rate=rate)
         self.depth = d_model // num_heads
+        _check_positions(positions, d_model, num_heads)
         self.wq = Linear(d_model, dtype=self.dtype_policy, name="wq")
         self.wk = Linear(d_model, dtype=self.dtype_policy, name="wk")
         self.wv = Linear(d_model, dtype=self.dtype_policy, name="wv")
@@ -297,11 +303,17 @@ class MultiHeadAttention(Layer):
                 k, v = self.project(k, self.wk, self.wv)
             else:
                 k, v = *self.project(k, self.wk), *self.project(v, self.wv)
-        return self.attend(q, k, v, visible, dropout_key)
+        return self.attend(self.turned(q), self.turned(k), v, visible, dropout_key)
 
     def project(self, x: Tensor, *layers: Any) -> list[Tensor]:
         """Projects `x` with `layers`, which are some of `wq`, `wk` and `wv`. Returns a list of `[H, B, any, D]`."""
         return heads_of(tf.cast(x, self.compute_dtype), layers, self.num_heads)
+
+    def turned(self, heads: Tensor, first: Size = 0) -> Tensor:
+        """Queries or keys `[H, B, any, D]`, rotated by their positions from `first` on if `positions` is "rotary"."""
+        if self.positions is None:
+            return heads
+        return rotate(heads, first + tf.range(shape_of(heads)[2]))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Any = None, dropout_key: Tensor | None = None
@@ -309,7 +321,7 @@ class MultiHeadAttention(Layer):
         """The attention of all heads, concatenated and projected. Arguments are not checked.
 
         Args:
-            q, k, v: `[H, B, any, D]`, from `project`.
+            q, k, v: `[H, B, any, D]`, from `project`; queries and keys `turned`.
             visible: bool that broadcasts to `[H, B, T, K]`, true where a key is seen; `None` for all.
             dropout_key: key for the dropout of the attention weights; `None` for no dropout.
 
@@ -333,6 +345,16 @@ class MultiHeadAttention(Layer):
         q_shape = shapes_by_name.get("q", shapes_by_name["v"])
         weights_shape = (q_shape[0], self.num_heads, q_shape[1], shapes_by_name["v"][1])
         return (q_shape, weights_shape) if shapes_by_name["return_attention_scores"] else q_shape
+
+
+def _check_positions(positions: Any, d_model: int, num_heads: int) -> None:
+    """Raises ParameterError if `MultiHeadAttention` does not have such `positions`, or not for this width of a head."""
+    if positions is None:
+        return
+    one_of(("rotary",))("positions", positions)
+    if d_model // num_heads % 2:
+        allowed = f"an even multiple of num_heads={num_heads}, because rotary positions rotate pairs of dimensions"
+        raise ParameterError("d_model", d_model, allowed)
 
 
 def _by_article_names(args: Any, named: Any) -> dict[str, Any]:

@@ -37,11 +37,14 @@ from txl_tf.nn.settings import FREE_SEED, compiled_method
 from txl_tf.training.resumable import Mean, Resumable
 from txl_tf.training.weighting import checked_weights, weights_of_labels
 from txl_tf.vanilla import generation
-from txl_tf.vanilla.embeddings import Embeddings, PositionalEncoding, PositionEmbedding
+from txl_tf.vanilla.embeddings import Embeddings, NoPositions, PositionalEncoding, PositionEmbedding
 from txl_tf.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
 from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 
 # `{kind of attention: the name of its weights in Transformer.forward}`, where {} is the number of the layer
+# `{pos_embed: the layer that adds positions to embeddings}`
+_ADDED_POSITIONS = {"sin": PositionalEncoding, "learned": PositionEmbedding, "rotary": NoPositions}
+
 ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
 
 _FULL_TARGET = "int [batch, target] of a start and what follows it"  # what `y` must be without `target_in`, for errors
@@ -66,8 +69,7 @@ class _Stack(Layer):
         self.d_model = layer_arguments["d_model"]
         self.embedding = embedding
         options: dict[str, Any] = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
-        positions = PositionEmbedding if pos_embed == "learned" else PositionalEncoding
-        self.pos_encoding = positions(self.d_model, max_len, **options, name="positional_encoding")
+        self.pos_encoding = _ADDED_POSITIONS[pos_embed](self.d_model, max_len, **options, name="positional_encoding")
         self.stacked: list[Any] = [
             layer_class(**layer_arguments, **options, name=f"layer{i}") for i in range(num_layers)
         ]
@@ -176,7 +178,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         d_model, num_heads, dff: width, attention heads, width inside the feed-forward nets.
         input_vocab_size, target_vocab_size: sizes of both vocabularies. Id 0 is padding in both.
         max_len: most tokens of a source or of a target.
-        pos_embed: "sin" for sinusoids, or "learned" for a table of `max_len` rows in the encoder and in the decoder.
+        pos_embed: "sin" for sinusoids, or "learned" for a table of `max_len` rows in the encoder and in the decoder; or
+            "rotary": every attention rotates queries and keys by their positions (Su et al. 2021).
         rate: dropout rate of embeddings and of the output of every sublayer.
         norm_first: pre-norm with `True`; post-norm, as in the paper, with `False`.
         share_embeddings: whether source, target and softmax share one table. Then both vocabularies must have the same
@@ -242,7 +245,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self.target_embedding = source_embedding = embeddings(self.target_vocab_size, "target_embedding")
         if not self.share_embeddings:
             source_embedding = embeddings(self.input_vocab_size, "source_embedding")
-        layer_arguments = values_of(self, ("d_model", "num_heads", "dff", "norm_first", "dropatt", "dropact"))
+        layer_arguments = {
+            **values_of(self, ("d_model", "num_heads", "dff", "norm_first", "dropatt", "dropact")),
+            "positions": "rotary" if self.pos_embed == "rotary" else None,
+        }
         options: dict[str, Any] = {
             **values_of(self, ("num_layers", "max_len", "pos_embed", "rate")), "layer_arguments": layer_arguments,
             "seed": self.draw_key, "dtype": self.dtype_policy,
