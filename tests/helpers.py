@@ -531,7 +531,7 @@ def bins_of(name):
     """`n_token` and `cutoffs` that a configuration trains with."""
     if name in OF_ANY_TEXT:
         return {"n_token": 128, "cutoffs": []}
-    return {"n_token": N_TOKEN[dataset_of(name)], "cutoffs": PAPER_DATASETS[dataset_of(name)][2]}
+    return {"n_token": N_TOKEN[dataset_of(name)], "cutoffs": PAPER_DATASETS[dataset_of(name)].cutoffs}
 
 
 # ------------------------------------------------------------------------------------------------- hostile files

@@ -380,7 +380,7 @@ def compile_published():
     print(f"{'configuration':13} {'precision':9} {'recompute':9} {HEADING}{FLAGS.chip}; CPU time, memory of the host")
     for name, precision, recompute in itertools.product(FLAGS.published, FLAGS.precisions, (False, True)):
         n_token, replicas = PUBLISHED[name]
-        cutoffs = PAPER_DATASETS[name.partition("_")[0]][2]
+        cutoffs = PAPER_DATASETS[name.partition("_")[0]].cutoffs
         command = [
             sys.executable, __file__, f"--flagfile={ROOT}/configs/{name}.cfg", f"--n_token={n_token}",
             f"--cutoffs={','.join(map(str, cutoffs))}", f"--replicas={replicas}", f"--mixed_precision={precision}",

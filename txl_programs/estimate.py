@@ -99,7 +99,7 @@ def vocabulary():
         )
         n_token, cutoffs = info["vocab_size"], info["cutoffs"][1:-1]  # the file has 0 before them, and n_token after
     elif n_token is None and FLAGS.dataset in SYMBOLS:
-        n_token, cutoffs = SYMBOLS[FLAGS.dataset], cutoffs or PAPER_DATASETS[FLAGS.dataset][2]
+        n_token, cutoffs = SYMBOLS[FLAGS.dataset], cutoffs or PAPER_DATASETS[FLAGS.dataset].cutoffs
     if n_token is None:
         message = (
             "n_token, the size of the vocabulary, is needed: give it, or give a run, a prepared data_dir or dataset"

@@ -103,7 +103,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
         names = ", ".join(PAPER_DATASETS)
         message = f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{named_datasets}"
         raise ParameterError("dataset", dataset, list(PAPER_DATASETS), message)
-    options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[str(dataset)][0])
+    options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[str(dataset)].vocab_options)
     if cache and cache.lower_case is not None:
         options["lower_case"] = cache.lower_case
     vocab = vocab_of(cache.symbols, path, options) if cache else load_vocab(path, **options)

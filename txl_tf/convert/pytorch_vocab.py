@@ -139,7 +139,7 @@ def _vocab_options(symbols: list[str], dataset: str | None, stored: dict) -> tup
     """
     note = None
     if dataset is not None:
-        options = dict(PAPER_DATASETS[dataset][0])
+        options = dict(PAPER_DATASETS[dataset].vocab_options)
     else:
         known = set(symbols)
         eos = next((symbol for symbol in ("<eos>", "<S>") if symbol in known), None)

@@ -60,7 +60,7 @@ def create_look_ahead_mask(size: Size) -> Tensor:
         message = "size must be an int or a scalar tensor, got None: give the layer use_causal_mask=True instead"
         raise ParameterError("size", size, "an int or a scalar tensor", message)
     check_length("size", size)
-    positions = tf.range(size)
+    positions: Any = tf.range(size)
     return tf.cast(positions[None] > positions[:, None], tf.float32)
 
 

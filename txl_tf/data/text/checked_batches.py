@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,8 +45,8 @@ class Batches:
     Attributes:
         dataset: `tf.data.Dataset` of batches in a form of this module, or a distributed dataset.
         rows: number of rows of a batch, over all replicas; if batches differ, of the first one.
-        tgt_len: tokens of a segment. If segments differ in length: in an evaluation, of the first one; in training, of
-            all but the last one of an epoch if `Segments` made the dataset, otherwise `None`.
+        tgt_len: tokens of a segment. If segments differ in length, it is in an evaluation the length of the first,
+            which is the longest; in training with `Segments`, the length of all but the last; otherwise `None`.
         count: number of batches, or TensorFlow's negative number for infinite or unknown.
         repeated: whether the dataset repeats these batches forever. Otherwise workers have to agree at every step on
             whether the dataset has ended.
@@ -127,7 +126,7 @@ def check_batches(
             + "; a third element may be the weights of the labels, [batch] or [batch, tgt_len]"
             + f". Row r of a batch continues row r of the batch before, and gets its memory; {_remedy(dataset)}",
         )  # fmt: skip
-    shape = spec[0]["tokens"].shape if isinstance(spec[0], dict) else spec[0].shape
+    shape = _tokens_in(spec[0]).shape
     rows, tgt_len = shape if shape.rank else (None, None)
     any_rows = rows is None and rows_divide_by is not None
     usual_len = getattr(dataset, "tgt_len", None)  # `Segments` sets it
@@ -140,30 +139,32 @@ def check_batches(
         if first is None:
             message = f"{name} must have at least one batch, got an empty dataset"
             raise ParameterError(name, dataset, "a dataset of at least one batch", message)
-        rows, first_len = (first[0]["tokens"] if isinstance(first[0], dict) else first[0]).shape
+        rows, first_len = _tokens_in(first[0]).shape
         tgt_len = first_len if evaluation else tgt_len
-    check = _make_check(n_token, None if any_rows else rows, rows_divide_by, tgt_len if evaluation else None)
-    if static_shapes:
-        form = functools.partial(_padded, tgt_len=tgt_len)
-    elif len(spec) == 2 and weighs == "never":
-        form = _plain
-    else:
-        form = functools.partial(_with_weights, always=weighs == "always")
+    longest = tgt_len if evaluation else None
+    check = _make_check(n_token, None if any_rows else rows, rows_divide_by, longest, ignoring=weighs != "never")
 
-    def checked(tokens: Any, *others: Any) -> Any:
+    def checked(x: Any, *others: Any) -> Any:
         """Adds the checks to the graph of a batch. Returns the batch in a form of this module."""
-        if not isinstance(tokens, dict):
-            found: Any = check(tokens, *others, ignoring=weighs != "never")
-            return form(*found)
-        done = _bool("done", tokens["done"], tokens["tokens"])
-        ids, labels, ignored, weights = check(tokens["tokens"], *others, ignoring=weighs != "never")
-        if not static_shapes:
-            return *_with_weights(ids, labels, ignored, weights, always=True), done
-        weights = tf.ones_like(ids, tf.float32) if weights is None else weights
-        return *_padded(ids, labels, ignored, weights, tgt_len), _pad(done, False, tgt_len)
+        done = _bool("done", x["done"], x["tokens"]) if isinstance(x, dict) else None
+        tokens, labels, ignored, weights = check(_tokens_in(x), *others)
+        if static_shapes:
+            if done is not None and weights is None:
+                weights = tf.ones_like(tokens, tf.float32)
+            batch = _padded(tokens, labels, ignored, weights, tgt_len)
+            return batch if done is None else (*batch, _pad(done, False, tgt_len))
+        if done is None and weights is None and weighs == "never":
+            return tokens, labels
+        batch = _with_weights(tokens, labels, ignored, weights, always=weighs == "always" or done is not None)
+        return batch if done is None else (*batch, done)
 
     dataset = mapped(dataset, checked)
     return Batches(dataset, rows, tgt_len or usual_len, count, any_rows=any_rows)
+
+
+def _tokens_in(x: Any) -> Any:
+    """The tokens of the first element of a batch, which may be `{"tokens": tokens, "done": done}`."""
+    return x["tokens"] if isinstance(x, dict) else x
 
 
 def _are_batches(spec: Any) -> bool:
@@ -213,7 +214,9 @@ def _remedy(data: Any) -> str:
 # --------------------------------------------------------------------------------------------- checks of every batch
 
 
-def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable[..., Any]:
+def _make_check(
+    n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None, ignoring: bool
+) -> Callable[..., Any]:
     """Returns a function that checks the rows, the length, the ids and the weights of a batch.
 
     The input pipeline does this on the host: a GPU reads zeros for an id outside the vocabulary, and XLA drops
@@ -224,15 +227,16 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
         rows: number of rows of every batch; `None`: any number.
         rows_divide_by: without `rows`, a number that must divide the number of rows, or `None`.
         longest: largest length of a segment; `None` for no limit.
+        ignoring: whether labels may be `IGNORED`.
 
     Returns:
-        Function `check(tokens, labels, weights=None, *, ignoring=True)` of the tensors of a batch, which returns
-        `(tokens, labels, ignored, weights)`: tokens `[B, T]`; labels `[B, T]`, 0 where they are ignored; bool `[B, T]`,
-        which labels are ignored; float32 weights `[B, T]`, or `None` without weights.
+        Function `check(tokens, labels, weights=None)` of the tensors of a batch, which returns `(tokens, labels,
+        ignored, weights)`: tokens `[B, T]`; labels `[B, T]`, 0 where they are ignored; bool `[B, T]`, which labels are
+        ignored; float32 weights `[B, T]`, or `None` without weights.
     """
 
-    def check(tokens, labels, weights=None, *, ignoring=True):
-        """Adds all checks to the graph of a batch. Without `ignoring`, an ignored label is an error."""
+    def check(tokens, labels, weights=None):
+        """Adds all checks to the graph of a batch."""
         shape: Any = tf.shape(tokens)
         labels_shape: Any = tf.shape(labels)
         checks = []
@@ -307,11 +311,6 @@ def check_of_weights(weights: tf.Tensor) -> tuple[tf.Tensor, list]:
 
 # ------------------------------------------------------------------------------- the forms in which a batch is returned
 # The arguments of these functions are the results of the function that `_make_check` returns.
-
-
-def _plain(tokens, labels, ignored, weights):
-    """Returns `(tokens, labels)`."""
-    return tokens, labels
 
 
 def _with_weights(tokens, labels, ignored, weights, always):

@@ -279,7 +279,7 @@ def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
     if shard_tokens is None:
         return
     at_least(1)("shard_tokens", shard_tokens)
-    if "num_shuffle" in recipe.options:
+    if recipe.shuffles:
         message = f"shard_tokens={shard_tokens} is not for {recipe.dataset}: each of its own shards is a file"
         raise ParameterError("shard_tokens", shard_tokens, f"left out with dataset={recipe.dataset}", message)
 

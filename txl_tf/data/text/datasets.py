@@ -7,7 +7,7 @@ import fnmatch
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,17 +36,25 @@ _OWN_TEXT = (
     "lower_case", "skip_bad_lines",
 )  # fmt: skip
 
+
 # The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. The files of enwik8 have the values of
 # bytes as numbers, those of text8 have letters, and _ for a space. White space separates these, so they are words for
 # `Vocab`. lm1b has a vocabulary file, its training text is in shards, and valid.txt is also its test text.
-# name: (options of Vocab, splits whose words are counted, cutoffs)
-PAPER_DATASETS: dict[str, tuple[dict[str, Any], tuple[str, ...], list[int]]] = {
-    "enwik8": ({"level": "word", "lower_case": True}, SPLITS, []),
-    "text8": ({"level": "word", "lower_case": True}, SPLITS, []),
-    "ptb": ({**_WORDS, "lower_case": True}, SPLITS, []),
-    "wt2": (_WORDS, SPLITS, []),
-    "wt103": (_WORDS, ("train",), [20000, 40000, 200000]),
-    "lm1b": ({"level": "word", "bos": "<S>", "eos": "<S>", "unk": "<UNK>"}, (), [60000, 100000, 640000]),
+class PaperDataset(NamedTuple):
+    """What the original program does with a dataset."""
+
+    vocab_options: dict[str, Any]  # arguments of `Vocab`
+    counted_splits: tuple[str, ...]  # the splits whose words are counted
+    cutoffs: list[int]
+
+
+PAPER_DATASETS = {
+    "enwik8": PaperDataset({"level": "word", "lower_case": True}, SPLITS, []),
+    "text8": PaperDataset({"level": "word", "lower_case": True}, SPLITS, []),
+    "ptb": PaperDataset({**_WORDS, "lower_case": True}, SPLITS, []),
+    "wt2": PaperDataset(_WORDS, SPLITS, []),
+    "wt103": PaperDataset(_WORDS, ("train",), [20000, 40000, 200000]),
+    "lm1b": PaperDataset({"level": "word", "bos": "<S>", "eos": "<S>", "unk": "<UNK>"}, (), [60000, 100000, 640000]),
 }
 _CHARACTERS = ("enwik8", "text8")  # datasets of words that are characters
 
@@ -60,9 +68,8 @@ class Recipe:
         vocab_options: arguments of `Vocab`.
         files: split -> its text files.
         counted: text files whose tokens are counted.
-        options: the hyper-parameters that decide the result, for corpus-info.json. `"pydoc"` and `"text"` have
-            `"valid_fraction"`, the fraction of train that becomes valid. lm1b has `"num_shuffle"`, the number of random
-            orders to write, and their `"seed"`.
+        options: the hyper-parameters that decide the result, for corpus-info.json. Only lm1b has `"num_shuffle"` and
+            `"seed"`; only `"pydoc"` and `"text"` have `"valid_fraction"`.
         folder: folder of a dataset of the paper; otherwise `None`.
         vocab_file: file of the vocabulary; `None` if its tokens come from the text or `vocab` is given.
         vocab: an existing vocabulary, or `None`.
@@ -82,6 +89,16 @@ class Recipe:
     raw_text: bool = True
     skip_bad_lines: bool = False
     spooled: bool = False
+
+    @property
+    def shuffles(self) -> int:
+        """In how many random orders the training shards are written; 0 for datasets that keep their order."""
+        return self.options.get("num_shuffle", 0)
+
+    @property
+    def valid_fraction(self) -> float | None:
+        """The fraction of train that becomes valid; `None` if the dataset has a file for it."""
+        return self.options.get("valid_fraction")
 
     def read(
         self,
@@ -142,45 +159,59 @@ def make_recipe(config: TextConfig, vocab: Vocab | None = None) -> Recipe:
         message = "dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas"
         raise ParameterError("data_path", config.data_path, "the path of a text", message)
     raw_text = bool(config.raw_text)
-    vocab_options: dict[str, Any] = {
-        name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")
-    }
-    options: dict[str, Any] = {
-        **vocab_options,
-        "valid_fraction": config.valid_fraction,
-        "cutoffs": config.cutoffs and list(config.cutoffs),
-    }
-    if config.text_field is not None:
-        options["text_field"] = config.text_field
     has_rows = config.text_field is not None or (dataset == "text" and have_documents(paths, raw_text))
-    if config.documents or (config.documents is None and has_rows):
-        options["documents"] = True
-    if config.skip_bad_lines:
-        if not has_rows:
-            why = "it skips rows of JSON lines, JSON arrays and Parquet, and the text has no such rows"
-            check_left_out({"skip_bad_lines": True}, why)
-        options["skip_bad_lines"] = True
-    if config.level == "subword":
-        options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
-        vocab_options = {"level": "subword"}
-    if config.level == "word":
-        vocab_options.update(special=["<eos>", UNK], eos="<eos>", unk=UNK)
-    elif config.min_freq > 1 or config.max_size is not None:
-        vocab_options.update(special=[UNK], unk=UNK)
-    if "documents" in options:
-        vocab_options.update(document=END)
-    vocab_options.update(raw_text=raw_text)
+    if config.skip_bad_lines and not has_rows:
+        why = "it skips rows of JSON lines, JSON arrays and Parquet, and the text has no such rows"
+        check_left_out({"skip_bad_lines": True}, why)
+    documents = has_rows if config.documents is None else config.documents
+    vocab_options = _vocab_options(config, documents)
     empty_vocab(**vocab_options)  # checks the options
     return Recipe(
         dataset,
         vocab_options,
         {"train": paths},
         paths,
-        options,
+        _recorded_options(config, documents),
         vocab_file=config.vocab_path,
         raw_text=raw_text,
         skip_bad_lines=config.skip_bad_lines,
     )
+
+
+_OF_SYMBOLS = ("level", "lower_case", "min_freq", "max_size")  # options that decide which symbols the text has
+
+
+def _vocab_options(config: TextConfig, documents: bool) -> dict[str, Any]:
+    """The arguments of `Vocab` for a text of one's own; with `documents`, the vocabulary has their end."""
+    if config.level == "subword":
+        options: dict[str, Any] = {"level": "subword"}
+    else:
+        options = {name: getattr(config, name) for name in _OF_SYMBOLS}
+    if config.level == "word":
+        options |= {"special": ["<eos>", UNK], "eos": "<eos>", "unk": UNK}
+    elif config.min_freq > 1 or config.max_size is not None:
+        options |= {"special": [UNK], "unk": UNK}
+    if documents:
+        options["document"] = END
+    return options | {"raw_text": bool(config.raw_text)}
+
+
+def _recorded_options(config: TextConfig, documents: bool) -> dict[str, Any]:
+    """The options of a text of one's own that decide the result, for corpus-info.json."""
+    options: dict[str, Any] = {
+        **{name: getattr(config, name) for name in _OF_SYMBOLS},
+        "valid_fraction": config.valid_fraction,
+        "cutoffs": config.cutoffs and list(config.cutoffs),
+    }
+    if config.text_field is not None:
+        options["text_field"] = config.text_field
+    if documents:
+        options["documents"] = True
+    if config.skip_bad_lines:
+        options["skip_bad_lines"] = True
+    if config.level == "subword":
+        options |= {"vocab_size": config.vocab_size or SUBWORDS, "subword_type": config.subword_type}
+    return options
 
 
 def unused_options(config: TextConfig, vocab: Vocab | None = None) -> dict[str, ParameterError]:
@@ -268,7 +299,7 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
         ParameterError: `data_path` is not one folder.
     """
     data_path = config.data_path
-    vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
+    original = PAPER_DATASETS[dataset]
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
         got = f", got {brief(data_path)}" if data_path else ""
@@ -277,9 +308,9 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
         raise ParameterError("data_path", data_path, allowed, message)
     folder = os.fspath(folders[0]).rstrip("/")
     files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
-    counted = [files[split][0] for split in counted_splits]
+    counted = [files[split][0] for split in original.counted_splits]
     options: dict[str, Any] = {"cutoffs": config.cutoffs and list(config.cutoffs)}
-    recipe = Recipe(dataset, vocab_options, files, counted, options, folder, config.vocab_path)
+    recipe = Recipe(dataset, original.vocab_options, files, counted, options, folder, config.vocab_path)
     if dataset == "lm1b":
         shards, pattern = os.path.split(f"{folder}/{LM1B_SHARDS}")
         names = tf.io.gfile.listdir(shards) if tf.io.gfile.isdir(shards) else []
@@ -356,7 +387,7 @@ def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
     """
     cutoffs = recipe.options["cutoffs"]
     if cutoffs is None and recipe.dataset in PAPER_DATASETS:
-        return [cutoff for cutoff in PAPER_DATASETS[recipe.dataset][2] if cutoff < len(vocab)]
+        return [cutoff for cutoff in PAPER_DATASETS[recipe.dataset].cutoffs if cutoff < len(vocab)]
     if cutoffs is None:
         return choose_cutoffs(vocab)
     if cutoffs and cutoffs[-1] >= len(vocab):

@@ -2,8 +2,7 @@
 
 `count`, `take_sample`, `encode_portion` and others are generator functions of a portion of the text. The argument
 `workers`, an object as in `portions.py`, calls them for all portions and yields the results in order. The tokens do not
-depend on how the text is cut into portions. `**reading` in these functions stands for the arguments `progress` and
-`numbered` of `Recipe.read`.
+depend on how the text is cut into portions. `workers` passes `progress` and `numbered`, see `Recipe.read`.
 """
 
 from __future__ import annotations
@@ -121,7 +120,8 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress |
         vocab = empty_vocab(**options)
     counts = []
     function = functools.partial(count, recipe, _uncounted(vocab))
-    for portion, counted in zip(portions, workers.each(function, zip(portions), progress), strict=True):
+    all_counted = workers.each(function, [(portion,) for portion in portions], progress)
+    for portion, counted in zip(portions, all_counted, strict=True):
         vocab.counter.update(counted.counter)  # keeps the order of first appearance
         counts.append((portion, counted._replace(counter=None)))
     reasons = [counted.skipped for _, counted in counts if counted.n_skipped]
@@ -133,7 +133,9 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress |
     return vocab, counts
 
 
-def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Iterator[Counted]:
+def count(
+    recipe: Recipe, vocab: Vocab, portion: Portion, progress: Progress | None = None, numbered: bool = True
+) -> Iterator[Counted]:
     """Yields one `Counted` of a portion."""
     vocab = _uncounted(vocab)
     n_tokens = 0
@@ -148,12 +150,12 @@ def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Ite
             yield from text.pieces
             n_documents += vocab.document is not None and text.is_last
 
-    read = recipe.read(portion, **reading, skipped=skipped.append)
+    read = recipe.read(portion, progress, numbered, skipped.append)
     # First the texts that end in this portion, then perhaps one that ends in a later portion.
     for is_last, texts in itertools.groupby(read, lambda text: text.is_last):
         n_tokens += vocab.count(pieces(texts))
         n_to_last_end = n_tokens + n_documents if is_last else n_to_last_end
-    first = skipped[0] if skipped and reading.get("numbered", True) else None
+    first = skipped[0] if skipped and numbered else None
     yield Counted(vocab.counter, n_tokens + n_documents, n_documents, n_to_last_end, len(skipped), first)
 
 
@@ -170,7 +172,8 @@ def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Voc
     sample = Sample()
     firsts = [0]  # the number of the first line of each portion
     if len(portions) > 1:
-        firsts = itertools.accumulate(workers.each(functools.partial(count_lines, recipe), zip(portions)), initial=0)
+        lines = workers.each(functools.partial(count_lines, recipe), [(portion,) for portion in portions])
+        firsts = itertools.accumulate(lines, initial=0)
     # `workers` takes these calls one at a time. The limit falls as the sample grows, so a later portion returns fewer
     # lines: only those that may still be in the sample.
     calls = ((portion, first, sample.hash_limit) for portion, first in zip(portions, firsts, strict=False))
@@ -181,14 +184,23 @@ def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Voc
     return vocab
 
 
-def count_lines(recipe: Recipe, portion: Portion, **reading: Any) -> Iterator[int]:
+def count_lines(
+    recipe: Recipe, portion: Portion, progress: Progress | None = None, numbered: bool = True
+) -> Iterator[int]:
     """Yields one number: how many lines of a portion `training_lines` returns."""
-    yield sum(1 for _ in training_lines(_pieces(recipe.read(portion, **reading))))
+    yield sum(1 for _ in training_lines(_pieces(recipe.read(portion, progress, numbered))))
 
 
-def take_sample(recipe: Recipe, portion: Portion, first: int, hash_limit: int, **reading: Any) -> Iterator[Sample]:
+def take_sample(
+    recipe: Recipe,
+    portion: Portion,
+    first: int,
+    hash_limit: int,
+    progress: Progress | None = None,
+    numbered: bool = True,
+) -> Iterator[Sample]:
     """Yields one `Sample` of the lines of a portion; `first` lines of the text are before the portion."""
-    yield Sample.of(training_lines(_pieces(recipe.read(portion, **reading))), first, hash_limit)
+    yield Sample.of(training_lines(_pieces(recipe.read(portion, progress, numbered))), first, hash_limit)
 
 
 def _train(
@@ -221,29 +233,29 @@ def encode(
     """
     vocab = _uncounted(vocab)
     for split, paths in recipe.files.items():
-        if split == "train" and "num_shuffle" in recipe.options:
+        if split == "train" and recipe.shuffles:
             yield from _encode_shuffled(recipe, vocab, workers, progress)
             continue
-        if "valid_fraction" in recipe.options:
-            calls = _train_and_valid(counts, vocab.document is not None, recipe.options["valid_fraction"])
-        else:
+        if recipe.valid_fraction is None:
             calls = ((portion, split, math.inf) for portion in _portions(recipe, paths, workers))
+        else:
+            calls = _train_and_valid(counts, vocab.document is not None, recipe.valid_fraction)
         splits = set()
         for piece in workers.each(functools.partial(encode_portion, recipe, vocab), calls, progress):
             splits.add(piece.split)
             yield piece
-        if "valid_fraction" in recipe.options and "valid" not in splits:
-            fraction = recipe.options["valid_fraction"]
+        if recipe.valid_fraction is not None and "valid" not in splits:
             message = (
-                f"the last document is more than valid_fraction={fraction} of the text of "
+                f"the last document is more than valid_fraction={recipe.valid_fraction} of the text of "
                 f"{sum(counted.n_tokens for _, counted in counts)} tokens, and documents are not cut: none is left to "
                 "validate on"
             )
-            raise ParameterError("valid_fraction", fraction, "at least the share of the last document", message)
+            allowed = "at least the share of the last document"
+            raise ParameterError("valid_fraction", recipe.valid_fraction, allowed, message)
 
 
 def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -> Iterator[tuple[Portion, str, float]]:
-    """Yields `(portion, split, n_train)` of each portion, as `encode_portion` takes them.
+    """Yields `(portion, split, n_before_valid)` of each portion, as `encode_portion` takes them.
 
     The first tokens of the text are train, the last ones valid. With `by_document`, documents are not cut: the document
     at the border is train.
@@ -263,19 +275,25 @@ def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -
         has_border = split == "train" and last and position + last >= n_train
         yield portion, split, n_train - position if has_border else math.inf
         split = "valid" if has_border else split
-        position = position + counted.n_tokens
+        position += counted.n_tokens
 
 
 def encode_portion(
-    recipe: Recipe, vocab: Vocab, portion: Portion, split: str, n_train: float, **reading: Any
+    recipe: Recipe,
+    vocab: Vocab,
+    portion: Portion,
+    split: str,
+    n_before_valid: float,
+    progress: Progress | None = None,
+    numbered: bool = True,
 ) -> Iterator[Piece]:
     """Yields the pieces of a portion.
 
-    The first `n_train` tokens are of `split`, the others of "valid". With documents, "valid" begins at the first end of
-    a document after at least `n_train` tokens. If `n_train` is infinite, all tokens are of `split`.
+    The first `n_before_valid` tokens are of `split`, the others of "valid". With documents, "valid" begins at the first
+    end of a document after at least so many tokens. If the number is infinite, all tokens are of `split`.
     """
-    encoded = _encoded(recipe.read(portion, **reading), vocab)
-    yield from _joined(_divided(encoded, vocab, split, n_train), token_type(len(vocab)))
+    encoded = _encoded(recipe.read(portion, progress, numbered), vocab)
+    yield from _joined(_divided(encoded, vocab, split, n_before_valid), token_type(len(vocab)))
 
 
 def encode_files(
@@ -319,17 +337,17 @@ def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes,
 
 
 def _divided(
-    encoded: Iterable[tuple[str | bytes, np.ndarray, bool]], vocab: Vocab, split: str, n_train: float
+    encoded: Iterable[tuple[str | bytes, np.ndarray, bool]], vocab: Vocab, split: str, n_before_valid: float
 ) -> Iterator[Piece]:
     """Yields the pieces of a portion, each of `split` or of "valid": see `encode_portion`.
 
     Args:
         encoded: from `_encoded`.
-        vocab, split, n_train: as in `encode_portion`.
+        vocab, split, n_before_valid: as in `encode_portion`.
     """
     position = 0
     for text, ids, ends_document in encoded:
-        n_before = n_train - position  # tokens from the beginning of this piece to the border
+        n_before = n_before_valid - position  # tokens from the beginning of this piece to the border
         position += len(ids)
         if vocab.document is None and 0 < n_before < len(ids):
             k = int(n_before)
@@ -338,7 +356,7 @@ def _divided(
             split = "valid"
             ids = ids[k:]
         yield Piece(split, 0, ids, END_OF_DOCUMENT if ends_document else extent_of(text))
-        if position >= n_train and (ends_document or vocab.document is None):
+        if position >= n_before_valid and (ends_document or vocab.document is None):
             split = "valid"
 
 
@@ -375,13 +393,13 @@ def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Progr
     encoded = workers.each(functools.partial(encode_sentences, recipe, vocab), calls, progress)
     for shard, (ids, lengths, extent) in enumerate(encoded):
         sentences = np.split(ids, np.cumsum(lengths)[:-1])
-        for shuffle in range(recipe.options["num_shuffle"]):
+        for shuffle in range(recipe.shuffles):
             rng.shuffle(sentences)
             yield Piece("train", shuffle * len(calls) + shard, np.concatenate(sentences), extent)
 
 
 def encode_sentences(
-    recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any
+    recipe: Recipe, vocab: Vocab, portion: Portion, progress: Progress | None = None, numbered: bool = True
 ) -> Iterator[tuple[np.ndarray, list[int], Extent]]:
     """Yields once, for a file of a sentence a line: its ids, the number of ids of each sentence, and its extent.
 
@@ -390,7 +408,7 @@ def encode_sentences(
     ids = []
     lengths = []
     extent = Extent()
-    for text in recipe.read(portion, **reading):
+    for text in recipe.read(portion, progress, numbered):
         for piece in text.pieces:
             ids.append(vocab.encode(piece, name=text.name))
             lines = piece.decode() if isinstance(piece, bytes) else piece
