@@ -133,3 +133,16 @@ def test_block_sizes_end_blocks(monkeypatch):
     monkeypatch.setattr(lines, "BLOCK_SIZE", 4)
     assert list(in_blocks(iter([b"ab", b"c", b"de", None, b"f"]), 2)) == [[b"ab", b"c"], [b"de"], [b"f"]]
     assert list(in_blocks([b"abcde", b"c"])) == [[b"abcde"], [b"c"]]
+
+
+def test_numbers_must_be_as_many_as_lines():
+    for numbers in ([7], []):
+        with raises_parameter("numbers", None):
+            list(answers(["a", "b"], str, list, numbers=numbers))
+    assert list(answers(["a", "b"], str, list, numbers=[7, 9])) == ["a", "b"]
+
+
+@pytest.mark.parametrize("lines", [None, 3])
+def test_lines_must_be_a_list_or_an_iterator(lines):
+    with raises_parameter("lines", lines):
+        list(answers(lines, str, list))

@@ -10,7 +10,9 @@ import pytest
 from helpers import SMALL, eagerly, mentions, outside_data, raises_naming, raises_parameter, randomise, word_vocab
 
 import txl_tf
+from txl_tf.config import ScoringConfig
 from txl_tf.data import lines as data_lines
+from txl_tf.data.subwords import train_on_lines
 from txl_tf.data.vocabulary import Vocab, newline_ids
 from txl_tf.runs import scoring
 from txl_tf.runs.families.pipeline import LanguagePipeline
@@ -346,7 +348,7 @@ def test_only_a_continuation_counts(level):
     scores = list(score_lines(lm, vocab, lines, continuations=True))
     for line, score in zip(lines, scores, strict=True):
         context, continuation = line.split("\t", 1)
-        joint = " " if level == "word" else ""
+        joint = " " if level == "word" and context and continuation else ""
         before = [*newline_ids(vocab), *vocab.encode(context)]
         own = vocab.encode(f"{joint}{continuation}\n")
         nll = by_hand(lm, own, before)
@@ -358,6 +360,23 @@ def test_only_a_continuation_counts(level):
         assert np.isnan(score.token_nll[:n]).all()
         np.testing.assert_allclose(score.token_nll[n:], nll, rtol=1e-5, atol=1e-5)
         assert score.nll == pytest.approx(nll.sum(), rel=1e-5)
+
+
+@EAGER
+@pytest.mark.parametrize(
+    "line", ["the ca\tt", "the c\tat sat", "th\te cat", "the cat\t sat", "\tthe cat", "the cat \tsat"]
+)
+def test_a_subword_over_the_tab_belongs_to_the_continuation(line):
+    vocab = train_on_lines(["the cat sat", "a cat", "the mat"] * 20, vocab_size=280, subword_type="bpe")
+    scorer = scoring.Scorer(make_lm(vocab), vocab, ScoringConfig(continuations=True, score_end=False))
+    context, whole = scoring.at_tab(line, "subword")
+    ids = vocab.encode(whole)
+    ends = np.cumsum([len(vocab.token_bytes[i]) for i in ids])
+    assert ends[-1] == len(whole)
+    encoded = scorer.encode(line)
+    assert encoded.context == np.sum(ends <= len(context)) and encoded.context < len(ids)
+    (score,) = next(scorer.score([[line]]))
+    assert score.tokens == len(ids) - encoded.context > 0 and score.nll > 0
 
 
 @EAGER

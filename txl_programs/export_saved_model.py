@@ -130,12 +130,12 @@ def main():
     )
     vocabs = with_lexicon(folder, folder.load_vocabs(), FLAGS.lexicon, FLAGS.skip_short_words)
     model = load_model(folder, **values(("mem_len", "clamp_len"), given_only=True))
-    if is_tagger:
-        warn_of_longer_texts(folder, FLAGS.max_tokens or model.network.max_seq_len)
     vocab = vocabs[0] if len(vocabs) == 1 else vocabs
     search = values(SearchConfig, given_only=True) or None
     options = values(("weights", "top_n", "max_tokens", "max_rows", "warmup"))
     export_saved_model(model, directory, vocab, search=search, **options)
+    if is_tagger:
+        warn_of_longer_texts(folder, FLAGS.max_tokens or model.network.max_seq_len)
     print(directory)
 
 

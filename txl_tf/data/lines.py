@@ -73,8 +73,15 @@ def encoded(
         name: name of the lines in errors, such as the path of their file.
         strict: whether to raise the first `LineError` instead of yielding it.
         numbers: numbers of the lines, at least as many as lines; by default they are counted from 1.
+
+    Raises:
+        ParameterError: there are fewer numbers than lines.
     """
-    for number, line in zip(numbers or itertools.count(1), lines, strict=False):
+    counter = itertools.count(1) if numbers is None else iter(numbers)
+    for line in lines:
+        number = next(counter, None)
+        if number is None:
+            raise ParameterError("numbers", None, "as many as lines", "numbers must be as many as lines, got fewer")
         try:
             result = encode(line)
         except ValueError as error:
@@ -126,10 +133,10 @@ def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> I
     never has to wait, `None` is a missing line.
 
     Raises:
-        ParameterError: `lines` is one string or bytes, or a set, which has no order; or one of them is neither string
-            nor bytes.
+        ParameterError: `lines` is one string or bytes, a set, which has no order, or nothing that can be iterated; or
+            one of them is neither string nor bytes.
     """
-    if isinstance(lines, (str, bytes, set, frozenset)):
+    if isinstance(lines, (str, bytes, set, frozenset)) or not isinstance(lines, Iterable):
         allowed = "a list or an iterator of lines"
         raise ParameterError("lines", lines, allowed, f"lines must be {allowed}, got one {type(lines).__name__}")
     most = most or BLOCK_LINES

@@ -116,8 +116,8 @@ def at_tab(text: str, level: str) -> tuple[str, str]:
 
     Returns:
         `(context, whole)`: the context, and context and continuation as one text without the tab. At level "word", a
-        space takes the place of the tab. At level "subword", spaces at the end of the context belong to the
-        continuation, because tokens begin with them.
+        space takes the place of the tab unless one of them is empty. At level "subword", spaces at the end of the
+        context belong to the continuation, because tokens begin with them.
 
     Raises:
         ParameterError: there is no tab.
@@ -127,7 +127,7 @@ def at_tab(text: str, level: str) -> tuple[str, str]:
         allowed = "a context, a tab and a continuation"
         raise ParameterError(LINE, text, allowed, f"{LINE} has no tab: it must have {allowed}")
     if level == "word":
-        return context, f"{context} {continuation}"
+        return context, " ".join(filter(None, (context, continuation)))
     return context.rstrip(" ") if level == "subword" else context, context + continuation
 
 
@@ -230,7 +230,32 @@ class Scorer:
         has_end = self.score_end or bool(self.carry_memory and self.newline)
         ids = self._ids(whole + "\n" if has_end else whole)
         size = len(_as_bytes(whole)) - len(_as_bytes(context)) + int(self.score_end)
-        return _Line(text, size, ids, len(self._ids(context)) if context else 0)
+        return _Line(text, size, ids, self._tokens_of_context(context, whole, ids))
+
+    def _tokens_of_context(self, context: str, whole: str, ids: np.ndarray) -> int:
+        """How many of the first tokens of a line end in its context.
+
+        A subword may begin in the context and end in the continuation. It belongs to the continuation.
+
+        Args:
+            context, whole: from `at_tab`.
+            ids: the tokens of `whole`, perhaps with an end.
+        """
+        n = len(self._ids(context)) if context else 0
+        if self.vocab.level != "subword" or not n:
+            return n
+        size = len(context.encode())
+
+        def is_in_context(n: int) -> bool:
+            """Whether the first `n` tokens end in the context."""
+            return len(self.vocab.split(whole, ids, n)[0]) <= size
+
+        # The tokens of the context alone may be others than those of the line.
+        while not is_in_context(n):
+            n -= 1
+        while n < len(ids) and is_in_context(n + 1):
+            n += 1
+        return n
 
     def _ids(self, text: str) -> np.ndarray:
         """The tokens of a text: int32 `[n]`."""
