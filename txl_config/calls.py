@@ -200,6 +200,13 @@ class _Kind(NamedTuple):
     has: Callable[[Any], bool]
 
 
+def check_true_or_false(**switches: Any) -> None:
+    """Raises ArgumentTypeError, with the name of the argument, unless values are True or False (or 1 or 0)."""
+    for name, value in switches.items():
+        if not _is_true_or_false(value):
+            raise ArgumentTypeError(name, value, _KINDS[bool].name)
+
+
 def _is_true_or_false(value: Any) -> bool:
     """Whether a value is True, False, 0 or 1, in Python or NumPy."""
     return type(value).__name__ in ("bool", "bool_") or (isinstance(value, numbers.Integral) and value in (0, 1))

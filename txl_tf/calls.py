@@ -5,6 +5,7 @@ Programs need these functions before they import TensorFlow, so `txl_config` def
 
 from txl_config.calls import (
     bind_call,
+    check_true_or_false,
     checked_call,
     checked_init,
     known_names,
@@ -14,5 +15,6 @@ from txl_config.calls import (
 )
 
 __all__ = [
-    "bind_call", "checked_call", "checked_init", "known_names", "shortest_call", "unknown_name", "with_signature",
+    "bind_call", "check_true_or_false", "checked_call", "checked_init", "known_names", "shortest_call", "unknown_name",
+    "with_signature",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from io import BufferedReader
 from typing import Any
 
+from txl_tf.calls import check_true_or_false
 from txl_tf.data.encodings import conversion_advice, probable_encoding
 from txl_tf.data.text_files import pieces_with_newlines
 from txl_tf.errors import ParameterError, brief, shortened
@@ -75,8 +76,9 @@ def encoded(
         numbers: numbers of the lines, at least as many as lines; by default they are counted from 1.
 
     Raises:
-        ParameterError: there are fewer numbers than lines.
+        ParameterError: there are fewer numbers than lines, or `strict` is neither True nor False.
     """
+    check_true_or_false(strict=strict)
     counter = itertools.count(1) if numbers is None else iter(numbers)
     for line in lines:
         number = next(counter, None)
