@@ -645,7 +645,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         weights = weights_of_layers(self.network, precomputed) if self.static_shapes else precomputed
         outputs, state = cached_forward(
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
-            model=self.outputs, done=done,
+            call=self.outputs, done=done,
         )  # fmt: skip
         return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
 
