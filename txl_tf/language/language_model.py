@@ -192,6 +192,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         hidden_shape, *others = self.network.compute_output_shape(**options)
         return (*hidden_shape[:-1], self.network.n_token), *others
 
+    # Which memory is the first one of a text:
+    # - `segment_nll` gets `self.initial_mems`, in `fit`, `evaluate` and `first_nll`.
+    # - `outputs`, and so all other methods, gets `first_mems`: a user's `initial_mems`, or else that of the network. If
+    #   the user has also overridden `segment_nll`, it is that of the network, because then the user's memory may have a
+    #   form that only this `segment_nll` understands.
+
     @known_names
     def initial_mems(self, batch_size: Size) -> list[Tensor]:
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`.
@@ -203,24 +209,24 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @property
     def has_own_mems(self) -> bool:
-        """Whether a user has overridden `initial_mems` but not `segment_nll`.
-
-        If both are overridden, the memory belongs to that `segment_nll` and may have another form.
-        """
+        """Whether a user has overridden `initial_mems` but not `segment_nll`: see the comment above `initial_mems`."""
         return is_overridden(self, "initial_mems") and not is_overridden(self, "segment_nll")
 
     def first_mems(self, batch_size: Size) -> Any:
-        """The memory before the first segment, for all methods but `fit` and `evaluate`: see `has_own_mems`."""
+        """The memory before the first segment, for `outputs`: see the comment above `initial_mems`."""
         return (self if self.has_own_mems else self.network).initial_mems(batch_size)
 
     def with_own_mems(self, tokens: Any, mems: Any) -> Any:
-        """`mems`; or the result of a user's `initial_mems`, if `mems` is `None`. `tokens` is `[batch, ...]`."""
+        """Replaces `None` by the memory of a user's `initial_mems`. Otherwise returns `mems`.
+
+        `tokens` is `[batch, ...]`. Without tokens, or without an `initial_mems` of the user, `None` stays `None`.
+        """
         if mems is not None or tokens is None or not self.has_own_mems:
             return mems
         return self.initial_mems(shape_of(tokens)[0])
 
     def mems_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:
-        """The memory of a call, see `TransformerXL.memory_of_call`."""
+        """Checks `mems` and returns one tensor per layer; `None` becomes the first memory."""
         return self.network.memory_of_call(tokens, self.with_own_mems(tokens, mems))
 
     @known_names
