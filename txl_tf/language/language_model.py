@@ -428,14 +428,24 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
         return tf.function(lambda tokens: {"log_probs": self(tokens)[0]}, autograph=False, input_signature=[tokens])
 
+    # The methods that compute the nll of labels, who calls them, and the memory before the segment:
+    #
+    #     nll_of           all others, sessions, generation and served models      none: it computes from `outputs`
+    #     score            users, programs                                         `mems`, or the first memory
+    #     segment_nll      `fit`; `evaluation_nll` and `first_nll`, see there      `mems`, hidden states
+    #     evaluation_nll   `evaluate`, `Scorer` of tools/score.py                  `carried`, cached or hidden states
+    #     first_nll        `Scorer`, for texts of one segment                      the first memory
+    #     _last_nll        `sliding_window_nll`                                    the first memory
+
     def segment_nll(
         self, tokens: Tensor, labels: Tensor, mems: Any, *, static_shapes: bool = False, bin_capacities: Any = None,
         **training: Any,
     ) -> tuple[Tensor, Tensor | None, Any]:  # fmt: skip
         """Computes the nll of a segment.
 
-        `fit` calls it. `evaluate` calls it only if keys and values are not cached, or if you override it or
-        `initial_mems`, but not `evaluation_nll`.
+        `fit` calls it. `evaluate` calls `evaluation_nll`, which calls it in two cases: if an evaluation does not read
+        from a cache, see `reads_from_cache`; or if you have overridden this method or `initial_mems`. If you have also
+        overridden `evaluation_nll`, `evaluate` calls only your `evaluation_nll`.
 
         Args:
             tokens, labels: int `[batch, tgt_len]`, not checked. With static shapes, a negative label does not count.
