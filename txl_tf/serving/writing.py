@@ -18,7 +18,7 @@ from txl_tf.language.generation import Texts, generate_tokens
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import SPECS, Sampling, repeated, sampling_of_sequences, uniform_draws
 from txl_tf.language.stopping import BEFORE, Stops, aligned, token_units
-from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary
+from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary, largest
 from txl_tf.serving.tables import GraphTokenizer
 
 MAX_STOPS = 8  # most stop strings of a row
@@ -205,6 +205,6 @@ def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vector
         checks.append(Check(holds(vectors[name]), f"{name} must {allowed}", vectors[name]))
     rows = tf.cast(batch, tf.int64) * tf.cast(tf.reduce_max(vectors["num_return_sequences"]), tf.int64)
     message = f"{given} must have at most {limits.max_rows} rows, times num_return_sequences"
-    new_tokens = tf.reduce_max(tf.pad(vectors["max_new_tokens"], [[0, 1]]))
+    new_tokens = largest(vectors["max_new_tokens"])
     size = limits.size_check(given, rows, tf.maximum(n, 1), new_tokens)
     return [*checks, Check(rows <= limits.max_rows, message, rows), size]
