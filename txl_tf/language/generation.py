@@ -27,7 +27,7 @@ from txl_tf.data.batching import next_power_of_two
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, penalty_of, search
-from txl_tf.language.loop import Written, with_column, write_tokens
+from txl_tf.language.loop import NewTokens, decode_until_ended, with_column
 from txl_tf.language.sampling import (
     SAMPLING,
     History,
@@ -45,7 +45,6 @@ from txl_tf.language.sampling import (
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.checks import as_array, check_eager, int_array
 from txl_tf.nn.embedding import check_ids
-from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
 
 # A part of the message of the error that a graph raises if the scores of a `logits_processor` are wrong.
@@ -65,7 +64,7 @@ class Texts(NamedTuple):
 
     tokens: Tensor  # int32 [B, n + room], padded with the stop token, or 0
     lengths: Tensor  # int32 [B], of prompt and new tokens together
-    excess: Tensor  # int32 [B], see `Written`
+    excess: Tensor  # int32 [B], see `NewTokens`
 
 
 def precompute_for(lm: Any, cache: Any) -> tuple[Any, tuple]:
@@ -106,7 +105,7 @@ def next_token(
 def continue_text(
     lm: Any, cache: Any, precomputed: Any, text: TextState, uniform: Tensor, limits: Tensor, sampling: Sampling,
     stops: Stops, with_nll: bool = False, processor: Any = None, prompt: Any = None,
-) -> tuple[Written, Tensor | None]:  # fmt: skip
+) -> tuple[NewTokens, Tensor | None]:  # fmt: skip
     """Samples and reads tokens until every row has ended.
 
     Args:
@@ -119,14 +118,14 @@ def continue_text(
         prompt: for the processor, the prompts, int32 `[B, n]`, with -1 at padding on the left; else `None`.
 
     Returns:
-        `(written, nll)`: a `Written` whose state is a `TextState`; and `[B, room]` in nats, as of `lm.score`, or
+        `(new, nll)`: a `NewTokens` whose state is a `TextState`; and `[B, room]` in nats, as of `lm.score`, or
         `None`.
     """
     room, batch, _ = shape_of(uniform)
     rows = tf.range(batch)
 
     def step(i, stopped, state):
-        """See `write_tokens`. The state is the `TextState`, the nll, and the new tokens for the processor."""
+        """See `decode_until_ended`. The state is the `TextState`, the nll, and the new tokens for the processor."""
         text, nll, so_far = state
 
         def process(log_probs: Tensor) -> Tensor:
@@ -145,9 +144,9 @@ def continue_text(
 
     so_far = tf.zeros([batch, 0 if processor is None else room], tf.int32)
     state = text, tf.zeros([batch, room if with_nll else 0], lm.loss_dtype), so_far
-    written = write_tokens(step, state, room, limits, stops, filler=tf.maximum(stops.token, 0))
-    text, nll, _ = written.state
-    return written._replace(state=text), nll if with_nll else None
+    new = decode_until_ended(step, state, room, limits, stops, filler=tf.maximum(stops.token, 0))
+    text, nll, _ = new.state
+    return new._replace(state=text), nll if with_nll else None
 
 
 def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,11 +301,11 @@ def generate_tokens(
     text = TextState(hidden, state, remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
     before = None if logits_processor is None else marked_left(prompt, lengths)
-    written, _ = continue_text(
+    new, _ = continue_text(
         lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops,
         processor=logits_processor, prompt=before,
     )  # fmt: skip
-    return joined(prompt, lengths, written.tokens, written.lengths, written.excess, stops.token)
+    return joined(prompt, lengths, new.tokens, new.lengths, new.excess, stops.token)
 
 
 def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, np.ndarray]:
@@ -390,7 +389,7 @@ def generate(
             spell a stop string, or `logits_processor` allows no text; or the call is in a graph.
         UnknownArgumentError: an option does not exist; the message lists those that do.
     """
-    texts = write_texts(
+    texts = generate_texts(
         lm, prompt, max_new_tokens, lengths=lengths, num_return_sequences=num_return_sequences, stop_token=stop_token,
         stop_strings=stop_strings, stop_at_newline=stop_at_newline, vocab=vocab, repetition_penalty=repetition_penalty,
         repetition_window=repetition_window, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
@@ -399,15 +398,14 @@ def generate(
     return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
 
 
-def write_texts(
+def generate_texts(
     lm: Any, prompt: Any, max_new_tokens: int, *, lengths: Any = None, num_return_sequences: int = 1,
     stop_token: int | None = None, stop_strings: Iterable[str] | None = None, stop_at_newline: bool = False,
     vocab: Any = None, segment: int | None = None, logits_processor: Any = None, beam_size: int = 1,
     length_penalty: float = LENGTH_PENALTY, **sampling: Any,
 ) -> Texts:  # fmt: skip
-    """The `Texts` of `generate`, which describes the arguments."""
+    """The `Texts` of `generate`, which describes the arguments. The caller has checked the names of `sampling`."""
     check_eager("generate")
-    check_names("write_texts", sampling, [*keywords_of(write_texts), *SAMPLING])
     n_token = lm.network.n_token
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)

@@ -391,11 +391,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         A TPU has the weights only on its replicas. So with static shapes, every replica generates, all the same texts.
         The result contains those of the first replica.
         """
-        write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
+        generate = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
         if not static_shapes:
-            return write(**arguments)
+            return generate(**arguments)
         strategy = self.distribute_strategy
-        texts = strategy.run(write, kwargs=arguments)
+        texts = strategy.run(generate, kwargs=arguments)
         return tf.nest.map_structure(lambda per_replica: replica_tensors(per_replica)[0], texts)
 
     _search_tokens = compiled_method()(generation.search_tokens)

@@ -12,7 +12,7 @@ from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
 from txl_tf.language.beam_search import LENGTH_PENALTY, check_length_penalty
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.generation import check_beam_options, write_texts
+from txl_tf.language.generation import check_beam_options, generate_texts
 from txl_tf.language.sampling import SAMPLING, check_sampling
 from txl_tf.language.stopping import check_stops, token_of
 from txl_tf.schema import check_names, keywords_of
@@ -145,7 +145,7 @@ class TextGenerator:
 
     def continue_ids(self, ids: np.ndarray) -> Continuation:
         """Continues one prompt, int32 `[n]`. The `prompt` of the result is empty."""
-        return self._write([("", ids)])[0]
+        return self._continue_batch([("", ids)])[0]
 
     def generate_lines(
         self, prompts: Any, name: str = "prompts", strict: bool = True, numbers: Any = None
@@ -172,9 +172,9 @@ class TextGenerator:
     def _continue(self, prompts: Any) -> Any:
         """The `Continuation` of each prompt `(text, ids)`, computed in batches of similar length."""
         lengths = np.array([len(ids) for _, ids in prompts], int)
-        return in_order(self._write, prompts, by_length(lengths, self.batch_size))
+        return in_order(self._continue_batch, prompts, by_length(lengths, self.batch_size))
 
-    def _write(self, prompts: Any) -> list[Continuation]:
+    def _continue_batch(self, prompts: Any) -> list[Continuation]:
         """The `Continuation` of each prompt `(text, ids)` of one batch.
 
         The batch is padded to a power of two, because every size of a batch has its own graph.
@@ -186,7 +186,7 @@ class TextGenerator:
         lengths = np.array([len(row) for row in ids])
         # A prompt in pieces is padded to whole pieces, which takes longer if no prompt is longer than one.
         segment = self.segment if self.segment is not None and lengths.max() > self.segment else None
-        arrays = write_texts(
+        arrays = generate_texts(
             self.lm, padded(ids), self.max_new_tokens, lengths=lengths, num_return_sequences=n, vocab=self.vocab,
             segment=segment, **self.options,
         )  # fmt: skip

@@ -31,7 +31,7 @@ from txl_tf.data.batching import padded
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import TextState, next_token, precompute_for
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.loop import with_column, write_tokens
+from txl_tf.language.loop import decode_until_ended, with_column
 from txl_tf.language.sampling import (
     NEVER,
     SPECS,
@@ -200,7 +200,7 @@ class Decoder:
             try:
                 self._admit()
                 if self._jobs:
-                    self._write_piece()
+                    self._generate_piece()
             except Exception as error:  # every kind of error must reach those who wait
                 self._fail(error)
 
@@ -233,7 +233,7 @@ class Decoder:
         self._text = text if self._text is None else self._join(self._text, text)
         self.largest = max(self.largest, len(self._jobs))
 
-    def _write_piece(self) -> None:
+    def _generate_piece(self) -> None:
         """Generates the next tokens of all texts, delivers them, and removes texts that have ended or are cancelled."""
         jobs = self._jobs
         sampling = sampling_of([job.sampling for job in jobs], [job.seed for job in jobs])
@@ -337,9 +337,9 @@ class Decoder:
                 tables = tuple(with_column(table, rows, i, x) for table, x in zip(tables, found, strict=True))
             return token, (new_text, tables)
 
-        written = write_tokens(step, (text, tables), PIECE, limits, self._stops, filler=0)
-        text, tables = written.state
-        return written.tokens, written.lengths, tables, text
+        new = decode_until_ended(step, (text, tables), PIECE, limits, self._stops, filler=0)
+        text, tables = new.state
+        return new.tokens, new.lengths, tables, text
 
     def _alternatives_of(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The arrays of `Alternatives` for labels `[B]` after hidden states `[B, E]`."""

@@ -35,13 +35,13 @@ from txl_tf.serving.subwords import tokenizer_of
 from txl_tf.serving.tables import named_vocabs, read_text, without_last_bytes
 from txl_tf.serving.writing import (
     DEFAULTS,
+    GENERATE_SPECS,
     NUMBER,
     OPTIONS,
-    WRITE_SPECS,
     checked_options,
+    generate_sequences,
     stops_of_ids,
     stops_of_text,
-    write,
 )
 
 TOKEN_BYTES = 48  # about how many bytes sampling takes for each token of the vocabulary: scores and history
@@ -154,7 +154,7 @@ class LanguageModelSignatures(StoredModel):
         state = tf.TensorSpec([None, *self.state.shape])
         self.specs = (table, state)
         self._read = self.shared(self.state.read, table, state)
-        self._write = self.shared(functools.partial(write, lm, start_token), *WRITE_SPECS)
+        self._generate_sequences = self.shared(functools.partial(generate_sequences, lm, start_token), *GENERATE_SPECS)
         self._nll_of_texts = self.shared(self._nll_of_texts_in_graph, table)
 
     warmup_values = {
@@ -242,7 +242,7 @@ class LanguageModelSignatures(StoredModel):
             are those of all samples; `tokens` `[B, N]` and `lengths` `[B]` are those of the first sample of each row.
         """
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
-        texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
+        texts = self._generate_sequences(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
         first = {"tokens": texts.tokens[:, 0], "lengths": texts.lengths[:, 0]}
         return {**first, "sequences": texts.tokens, "sequence_lengths": texts.lengths}
 
@@ -295,7 +295,7 @@ class LanguageModelSignatures(StoredModel):
         ends with this string.
         """
         stops = stops_of_text(stop, tf.shape(text)[0], self.text)
-        texts = self._write(*checked_options(self.limits, "text", *self._encode(text), options), stops)
+        texts = self._generate_sequences(*checked_options(self.limits, "text", *self._encode(text), options), stops)
         shape = tf.shape(texts.lengths)
         longest = tf.shape(texts.tokens)[-1]
         strings = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
