@@ -126,7 +126,7 @@ class TextGenerator:
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
         check_integer("batch_size", batch_size, 1)
-        ends = check_texts(
+        ends = checked_stop_arguments(
             vocab, num_return_sequences=num_return_sequences, stop_strings=stop_strings,
             stop_at_newline=stop_at_newline, stop_at_document=stop_at_document, beam_size=beam_size,
             length_penalty=length_penalty, logits_processor=logits_processor, **sampling,
@@ -137,7 +137,7 @@ class TextGenerator:
             **ends, **sampling, "beam_size": beam_size, "length_penalty": length_penalty,
             "logits_processor": logits_processor,
         }  # fmt: skip
-        self.end_token = constraint_end(logits_processor)
+        self.end_token = constraint_stop_token(logits_processor)
         self.segment = segment
         self.max_new_tokens = max_new_tokens
         self.number = num_return_sequences
@@ -210,11 +210,17 @@ class TextGenerator:
         return stream.push(new, excess) + stream.end(), bool(ended)
 
 
-def check_texts(
+def checked_stop_arguments(
     vocab: Any, *, num_return_sequences: int, stop_strings: Iterable[str], stop_at_newline: bool,
     stop_at_document: bool, beam_size: int, length_penalty: float, logits_processor: Any, **sampling: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Checks arguments of `TextGenerator` that need no model. Returns the arguments of `generate` that end a text.
+
+    Returns:
+        One of three dictionaries:
+            `{"stop_strings": ..., "stop_at_newline": ...}`, without a `Constraint` and a beam search;
+            `{"stop_token": ..., "stop_strings": ...}`, with a `Constraint`;
+            `{"stop_token": ...}`, in a beam search. The token is `None` if no text ends early.
 
     Raises:
         ParameterError: an argument is out of its range, the vocabulary cannot spell a stop string, or a beam search has
@@ -228,7 +234,7 @@ def check_texts(
         check_beam_options(beam_size, num_return_sequences, sampling)
     stops = stops_of(vocab, stop_strings, stop_at_newline, stop_at_document)
     check_stops(len(vocab), **stops, vocab=vocab)
-    token = constraint_end(logits_processor)
+    token = constraint_stop_token(logits_processor)
     if token is None and beam_size == 1:
         return stops
     strings = [*stops["stop_strings"], *(["\n"] if stop_at_newline else [])]
@@ -237,15 +243,15 @@ def check_texts(
         strings = [text for text in strings if text != vocab.document and token_of(vocab, text) != token]
     if beam_size == 1:
         return {"stop_token": token, "stop_strings": strings}
-    return {"stop_token": _single_end(vocab, token, strings)}
+    return {"stop_token": _beam_stop_token(vocab, token, strings)}
 
 
-def constraint_end(processor: Any) -> int | None:
+def constraint_stop_token(processor: Any) -> int | None:
     """The stop token of a `Constraint`; `None` for another processor, or for none."""
     return processor.stop_token if isinstance(processor, Constraint) else None
 
 
-def _single_end(vocab: Any, token: int | None, strings: list[str]) -> int | None:
+def _beam_stop_token(vocab: Any, token: int | None, strings: list[str]) -> int | None:
     """The stop token of a beam search: the token of a `Constraint`, or that of a stop string, or `None` without ends.
 
     Raises:
