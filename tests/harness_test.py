@@ -100,13 +100,13 @@ def test_generated_texts_end_before_their_stop_strings(model):
 def segments(monkeypatch):
     """The `segment` with which each batch of prompts is read."""
     found = []
-    write_texts = text_generator.write_texts
+    generate_texts = text_generator.generate_texts
 
     def write(*args, **options):
         found.append(options["segment"])
-        return write_texts(*args, **options)
+        return generate_texts(*args, **options)
 
-    monkeypatch.setattr(text_generator, "write_texts", write)
+    monkeypatch.setattr(text_generator, "generate_texts", write)
     return found
 
 

@@ -273,8 +273,7 @@ def test_a_client_that_leaves_frees_its_place(served):
 @pytest.fixture
 def make_decoder(served, monkeypatch):
     """A function that makes a `Decoder` of the served model, with the graphs of the decoder that serves it."""
-    graphs = ("_start", "_join", "_keep", "_write", "_write_with_alternatives", "_read", "_alternatives")
-    made = {name: getattr(served.decoder, name) for name in graphs}
+    made = {name: value for name, value in vars(served.decoder).items() if name.endswith("_graph")}
     monkeypatch.setattr(Decoder, "_make_graphs", lambda decoder: vars(decoder).update(made))
     return functools.partial(Decoder, served.lm)
 
@@ -323,10 +322,10 @@ def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, make_decode
         error = ValueError("the graph fails")
         with monkeypatch.context() as failing:
 
-            def write(*_):
+            def next_piece(*_):
                 raise error
 
-            failing.setattr(decoder, "_write", write)
+            failing.setattr(decoder, "_next_piece_graph", next_piece)
             client = Client()
             decoder.submit(Job(prompt, 64, gone))
             decoder.submit(Job(prompt, 64, client))
@@ -349,11 +348,11 @@ def test_a_cancelled_text_gets_no_error(make_decoder, monkeypatch):
         for job in jobs:
             decoder.submit(job)
 
-        def write(*_):
+        def next_piece(*_):
             jobs[0].cancelled = True
             raise error
 
-        monkeypatch.setattr(decoder, "_write", write)
+        monkeypatch.setattr(decoder, "_next_piece_graph", next_piece)
         submitted.set()
         assert client.ended.wait(60) and client.pieces[-1] == Piece([], done=True, error=error)
         assert not any(piece.done for piece in cancelled.pieces) and all(job.cancelled for job in jobs)

@@ -8,7 +8,6 @@ from helpers import raises_naming
 import txl_tf
 from txl_tf import layers
 from txl_tf.calls import known_names
-from txl_tf.language.generation import write_texts
 from txl_tf.language.session import Session
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.families.pipeline import LanguagePipeline, TaggingPipeline, TranslationPipeline
@@ -38,7 +37,6 @@ CALLS = {
     "generate": (lambda x: lm.generate(PROMPT, 2, **x), "num_beams", "temperature"),
     "generate of TransformerLM": (lambda x: txl_tf.TransformerLM.generate(None, PROMPT, 2, **x), "processor", "top_p"),
     "generate of Transformer": (lambda x: transformer.generate(PROMPT, start=1, end=2, **x), "beamsize", "beam_size"),
-    "write_texts": (lambda x: write_texts(lm, PROMPT, 2, **x), "top_q", "top_p"),
     "TextGenerator": (lambda x: TextGenerator(lm, None, **x), "bad_words", "repetition_penalty"),
     "Session": (lambda x: Session(lm, **x), "rows", "batch_size"),
     "write": (lambda x: Session.write(None, 2, **x), "temprature", "temperature"),

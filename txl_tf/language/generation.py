@@ -27,7 +27,7 @@ from txl_tf.data.batching import next_power_of_two
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, penalty_of, search
-from txl_tf.language.loop import Written, with_column, write_tokens
+from txl_tf.language.loop import NewTokens, decode_until_ended, with_column
 from txl_tf.language.sampling import (
     SAMPLING,
     History,
@@ -45,7 +45,6 @@ from txl_tf.language.sampling import (
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.checks import as_array, check_eager, int_array
 from txl_tf.nn.embedding import check_ids
-from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
 
 # A part of the message of the error that a graph raises if the scores of a `logits_processor` are wrong.
@@ -65,7 +64,7 @@ class Texts(NamedTuple):
 
     tokens: Tensor  # int32 [B, n + room], padded with the stop token, or 0
     lengths: Tensor  # int32 [B], of prompt and new tokens together
-    excess: Tensor  # int32 [B], see `Written`
+    excess: Tensor  # int32 [B], see `NewTokens`
 
 
 def precompute_for(lm: Any, cache: Any) -> tuple[Any, tuple]:
@@ -105,8 +104,8 @@ def next_token(
 
 def continue_text(
     lm: Any, cache: Any, precomputed: Any, text: TextState, uniform: Tensor, limits: Tensor, sampling: Sampling,
-    stops: Stops, with_nll: bool = False, processor: Any = None, prompt: Any = None,
-) -> tuple[Written, Tensor | None]:  # fmt: skip
+    stops: Stops, with_nll: bool = False, processor: Any = None, prompt_for_processor: Any = None,
+) -> tuple[NewTokens, Tensor | None]:  # fmt: skip
     """Samples and reads tokens until every row has ended.
 
     Args:
@@ -116,22 +115,22 @@ def continue_text(
         stops: `Stops`, which can end a row sooner.
         with_nll: whether to compute the nll of the new tokens.
         processor: `logits_processor` of `generate`, or `None`.
-        prompt: for the processor, the prompts, int32 `[B, n]`, with -1 at padding on the left; else `None`.
+        prompt_for_processor: the result of `marked_left`, int32 `[B, n]`; `None` without a processor.
 
     Returns:
-        `(written, nll)`: a `Written` whose state is a `TextState`; and `[B, room]` in nats, as of `lm.score`, or
+        `(new, nll)`: a `NewTokens` whose state is a `TextState`; and `[B, room]` in nats, as of `lm.score`, or
         `None`.
     """
     room, batch, _ = shape_of(uniform)
     rows = tf.range(batch)
 
     def step(i, stopped, state):
-        """See `write_tokens`. The state is the `TextState`, the nll, and the new tokens for the processor."""
+        """See `decode_until_ended`. The state is the `TextState`, the nll, and the new tokens for the processor."""
         text, nll, so_far = state
 
         def process(log_probs: Tensor) -> Tensor:
             """Returns the log-probabilities of `processed`, after a check of the rows that have not ended."""
-            log_probs, is_wrong = processed(processor, prompt, so_far[:, :i], log_probs)
+            log_probs, is_wrong = processed(processor, prompt_for_processor, so_far[:, :i], log_probs)
             with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(stopped | ~is_wrong), [_NO_TOKEN])]):
                 return tf.identity(log_probs)
 
@@ -145,9 +144,9 @@ def continue_text(
 
     so_far = tf.zeros([batch, 0 if processor is None else room], tf.int32)
     state = text, tf.zeros([batch, room if with_nll else 0], lm.loss_dtype), so_far
-    written = write_tokens(step, state, room, limits, stops, filler=tf.maximum(stops.token, 0))
-    text, nll, _ = written.state
-    return written._replace(state=text), nll if with_nll else None
+    new = decode_until_ended(step, state, room, limits, stops, filler=tf.maximum(stops.token, 0))
+    text, nll, _ = new.state
+    return new._replace(state=text), nll if with_nll else None
 
 
 def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,7 +204,7 @@ def search_tokens(
 
     def decode(last: Tensor, i: Tensor, carried: Any) -> tuple[Any, Any]:
         """See the argument `decode` of `search`. The first step reads no token, because the prompts have been read."""
-        hidden, state, left_prompts, so_far = carried
+        hidden, state, prompt_for_processor, so_far = carried
 
         def read() -> Any:
             new_hidden, new_state = cache.read_token(weights, last, state)
@@ -214,10 +213,10 @@ def search_tokens(
         hidden, state, so_far = tf.cond(i > 0, read, lambda: (hidden, state, so_far))
         log_probs = lm.log_probs_of(hidden[:, None])[:, 0]
         if logits_processor is not None:
-            log_probs, is_wrong = processed(logits_processor, left_prompts, so_far[:, :i], log_probs)
+            log_probs, is_wrong = processed(logits_processor, prompt_for_processor, so_far[:, :i], log_probs)
             no_chance = tf.constant(NO_CHANCE, log_probs.dtype)
             log_probs = tf.where(is_wrong[:, None], no_chance, tf.maximum(log_probs, no_chance))
-        return log_probs, (hidden, state, left_prompts, so_far)
+        return log_probs, (hidden, state, prompt_for_processor, so_far)
 
     def select(carried: Any, rows: Tensor) -> Any:
         return tf.nest.map_structure(lambda x: tf.gather(x, rows) if x.shape.rank else x, carried)
@@ -253,7 +252,10 @@ def _checked_possible(ids: Tensor, scores: Tensor, stop_token: Tensor, length_pe
 
 
 def marked_left(prompt: Tensor, lengths: Tensor) -> Any:
-    """Prompts, int32 `[B, n]`, with -1 on the left of shorter ones, instead of padding on the right."""
+    """Prompts, int32 `[B, n]`, with -1 on the left of shorter ones, instead of padding on the right.
+
+    A `logits_processor` gets them.
+    """
     n = shape_of(prompt)[1]
     return tf.where(tf.range(n) >= (n - lengths)[:, None], padded_left(prompt, lengths), -1)
 
@@ -301,12 +303,12 @@ def generate_tokens(
     hidden, state = cache.read_prompt(prompt, lengths, segment)
     text = TextState(hidden, state, remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
-    before = None if logits_processor is None else marked_left(prompt, lengths)
-    written, _ = continue_text(
+    prompt_for_processor = None if logits_processor is None else marked_left(prompt, lengths)
+    new, _ = continue_text(
         lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops,
-        processor=logits_processor, prompt=before,
+        processor=logits_processor, prompt_for_processor=prompt_for_processor,
     )  # fmt: skip
-    return joined(prompt, lengths, written.tokens, written.lengths, written.excess, stops.token)
+    return joined(prompt, lengths, new.tokens, new.lengths, new.excess, stops.token)
 
 
 def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, np.ndarray]:
@@ -390,7 +392,7 @@ def generate(
             spell a stop string, or `logits_processor` allows no text; or the call is in a graph.
         UnknownArgumentError: an option does not exist; the message lists those that do.
     """
-    texts = write_texts(
+    texts = generate_texts(
         lm, prompt, max_new_tokens, lengths=lengths, num_return_sequences=num_return_sequences, stop_token=stop_token,
         stop_strings=stop_strings, stop_at_newline=stop_at_newline, vocab=vocab, repetition_penalty=repetition_penalty,
         repetition_window=repetition_window, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
@@ -399,15 +401,14 @@ def generate(
     return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
 
 
-def write_texts(
+def generate_texts(
     lm: Any, prompt: Any, max_new_tokens: int, *, lengths: Any = None, num_return_sequences: int = 1,
     stop_token: int | None = None, stop_strings: Iterable[str] | None = None, stop_at_newline: bool = False,
     vocab: Any = None, segment: int | None = None, logits_processor: Any = None, beam_size: int = 1,
     length_penalty: float = LENGTH_PENALTY, **sampling: Any,
 ) -> Texts:  # fmt: skip
-    """The `Texts` of `generate`, which describes the arguments."""
+    """The `Texts` of `generate`, which describes the arguments. The caller has checked the names of `sampling`."""
     check_eager("generate")
-    check_names("write_texts", sampling, [*keywords_of(write_texts), *SAMPLING])
     n_token = lm.network.n_token
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)
@@ -415,7 +416,7 @@ def write_texts(
     check_integer("num_return_sequences", num_return_sequences, 1)
     options = check_sampling(len(prompt), **sampling)
     stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
-    fixed = {
+    static = {
         "number": int(num_return_sequences),
         "segment": _checked_segment(lm, segment),
         "logits_processor": _checked_processor(lm, logits_processor, stop_token),
@@ -424,7 +425,7 @@ def write_texts(
     check_length_penalty(length_penalty, beam_size > 1)
     if beam_size == 1:
         with _naming_processor(logits_processor):
-            return _sample_texts(lm, prompt, lengths, max_new_tokens, options, stops, **fixed)
+            return _sample_texts(lm, prompt, lengths, max_new_tokens, options, stops, **static)
     if lm.static_shapes:
         raise ParameterError("beam_size", beam_size, "1 with static_shapes")
     check_beam_options(beam_size, num_return_sequences, sampling)
@@ -434,7 +435,7 @@ def write_texts(
     with _naming_processor(logits_processor):
         return _search_texts(
             lm, prompt, lengths, max_new_tokens, length_penalty, stops.token, has_stop_token=stop_token is not None,
-            beam_size=int(beam_size), **fixed,
+            beam_size=int(beam_size), **static,
         )  # fmt: skip
 
 
@@ -487,9 +488,9 @@ def check_beam_options(beam_size: int, number: int, sampling: dict[str, Any]) ->
 
 def _sample_texts(
     lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, sampling: Sampling, stops: Stops,
-    number: int, **fixed: Any,
+    number: int, **static: Any,
 ) -> Texts:  # fmt: skip
-    """Calls the graph of `generate_tokens` with checked arguments. `fixed` are those that are no tensors."""
+    """Calls the graph of `generate_tokens` with checked arguments. `static` are those that are no tensors."""
     batch, n = prompt.shape
     room = max_new_tokens
     sampling = sampling_of_sequences(sampling, number)
@@ -510,16 +511,18 @@ def _sample_texts(
         specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)
         specs["uniform"] = tf.TensorSpec([None, batch * number, 2], tf.float64)
         specs["stops"] = spec_of(stops)
-    graph = lm._generate_tokens.get_concrete_function(number, lm.static_shapes, **specs, **fixed)
-    texts = graph(number, lm.static_shapes, **arguments, **fixed)
+    # Chooses the graph by specs with unknown sizes. A call with the tensors themselves would trace a graph for every
+    # length of prompt.
+    graph = lm._generate_tokens.get_concrete_function(number, lm.static_shapes, **specs, **static)
+    texts = graph(number, lm.static_shapes, **arguments, **static)
     return texts._replace(tokens=texts.tokens[:, : n + max_new_tokens])
 
 
 def _search_texts(
     lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, length_penalty: float,
-    stop_token: Tensor, **fixed: Any,
+    stop_token: Tensor, **static: Any,
 ) -> Texts:  # fmt: skip
-    """Calls the graph of `search_tokens` with checked arguments. `fixed` are those that are no tensors."""
+    """Calls the graph of `search_tokens` with checked arguments. `static` are those that are no tensors."""
     arguments = {
         "prompt": tf.constant(prompt, tf.int32),
         "lengths": tf.constant(lengths, tf.int32),
@@ -529,4 +532,5 @@ def _search_texts(
     }
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
     specs["prompt"] = tf.TensorSpec([len(prompt), None], tf.int32)  # one graph for prompts of any length
-    return lm._search_tokens.get_concrete_function(**specs, **fixed)(**arguments, **fixed)
+    # The graph is chosen by specs as in `_sample_texts`.
+    return lm._search_tokens.get_concrete_function(**specs, **static)(**arguments, **static)

@@ -192,6 +192,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         hidden_shape, *others = self.network.compute_output_shape(**options)
         return (*hidden_shape[:-1], self.network.n_token), *others
 
+    # Which memory is the first one of a text:
+    # - `segment_nll` gets `self.initial_mems`, in `fit`, `evaluate` and `first_nll`.
+    # - `outputs`, and so all other methods, gets `first_mems`: a user's `initial_mems`, or else that of the network. If
+    #   the user has also overridden `segment_nll`, it is that of the network, because then the user's memory may have a
+    #   form that only this `segment_nll` understands.
+
     @known_names
     def initial_mems(self, batch_size: Size) -> list[Tensor]:
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`.
@@ -203,24 +209,24 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @property
     def has_own_mems(self) -> bool:
-        """Whether a user has overridden `initial_mems` but not `segment_nll`.
-
-        If both are overridden, the memory belongs to that `segment_nll` and may have another form.
-        """
+        """Whether a user has overridden `initial_mems` but not `segment_nll`: see the comment above `initial_mems`."""
         return is_overridden(self, "initial_mems") and not is_overridden(self, "segment_nll")
 
     def first_mems(self, batch_size: Size) -> Any:
-        """The memory before the first segment, for all methods but `fit` and `evaluate`: see `has_own_mems`."""
+        """The memory before the first segment, for `outputs`: see the comment above `initial_mems`."""
         return (self if self.has_own_mems else self.network).initial_mems(batch_size)
 
     def with_own_mems(self, tokens: Any, mems: Any) -> Any:
-        """`mems`; or the result of a user's `initial_mems`, if `mems` is `None`. `tokens` is `[batch, ...]`."""
+        """Replaces `None` by the memory of a user's `initial_mems`. Otherwise returns `mems`.
+
+        `tokens` is `[batch, ...]`. Without tokens, or without an `initial_mems` of the user, `None` stays `None`.
+        """
         if mems is not None or tokens is None or not self.has_own_mems:
             return mems
         return self.initial_mems(shape_of(tokens)[0])
 
     def mems_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:
-        """The memory of a call, see `TransformerXL.memory_of_call`."""
+        """Checks `mems` and returns one tensor per layer; `None` becomes the first memory."""
         return self.network.memory_of_call(tokens, self.with_own_mems(tokens, mems))
 
     @known_names
@@ -385,11 +391,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         A TPU has the weights only on its replicas. So with static shapes, every replica generates, all the same texts.
         The result contains those of the first replica.
         """
-        write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
+        generate = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
         if not static_shapes:
-            return write(**arguments)
+            return generate(**arguments)
         strategy = self.distribute_strategy
-        texts = strategy.run(write, kwargs=arguments)
+        texts = strategy.run(generate, kwargs=arguments)
         return tf.nest.map_structure(lambda per_replica: replica_tensors(per_replica)[0], texts)
 
     _search_tokens = compiled_method()(generation.search_tokens)
@@ -422,14 +428,24 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
         return tf.function(lambda tokens: {"log_probs": self(tokens)[0]}, autograph=False, input_signature=[tokens])
 
+    # The methods that compute the nll of labels, who calls them, and the memory before the segment:
+    #
+    #     nll_of           all others, sessions, generation and served models      none: it computes from `outputs`
+    #     score            users, programs                                         `mems`, or the first memory
+    #     segment_nll      `fit`; `evaluation_nll` and `first_nll`, see there      `mems`, hidden states
+    #     evaluation_nll   `evaluate`, `Scorer` of tools/score.py                  `carried`, cached or hidden states
+    #     first_nll        `Scorer`, for texts of one segment                      the first memory
+    #     _last_nll        `sliding_window_nll`                                    the first memory
+
     def segment_nll(
         self, tokens: Tensor, labels: Tensor, mems: Any, *, static_shapes: bool = False, bin_capacities: Any = None,
         **training: Any,
     ) -> tuple[Tensor, Tensor | None, Any]:  # fmt: skip
         """Computes the nll of a segment.
 
-        `fit` calls it. `evaluate` calls it only if keys and values are not cached, or if you override it or
-        `initial_mems`, but not `evaluation_nll`.
+        `fit` calls it. `evaluate` calls `evaluation_nll`, which calls it in two cases: if an evaluation does not read
+        from a cache, see `reads_from_cache`; or if you have overridden this method or `initial_mems`. If you have also
+        overridden `evaluation_nll`, `evaluate` calls only your `evaluation_nll`.
 
         Args:
             tokens, labels: int `[batch, tgt_len]`, not checked. With static shapes, a negative label does not count.
@@ -645,7 +661,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         weights = weights_of_layers(self.network, precomputed) if self.static_shapes else precomputed
         outputs, state = cached_forward(
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
-            model=self.outputs, done=done,
+            call=self.outputs, done=done,
         )  # fmt: skip
         return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
 

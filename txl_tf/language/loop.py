@@ -19,7 +19,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.stopping import Stops, add_token
 
 
-class Written(NamedTuple):
+class NewTokens(NamedTuple):
     """The new tokens of every row, and the state of decoding after the last step."""
 
     tokens: Tensor  # int32 [B, room], padded with `filler`
@@ -29,7 +29,9 @@ class Written(NamedTuple):
     state: Any  # after the last step of all rows: a row that ended sooner has read other tokens in its later steps
 
 
-def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: Stops, filler: int | Tensor) -> Written:
+def decode_until_ended(
+    step: Callable, state: Any, room: Size, limits: Tensor, stops: Stops, filler: int | Tensor
+) -> NewTokens:
     """Calls `step` until every row has ended.
 
     Args:
@@ -42,7 +44,7 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
         filler: token that pads the rows.
 
     Returns:
-        `Written`. The last token of a row may be the stop token, or the token that completes a stop string.
+        `NewTokens`. The last token of a row may be the stop token, or the token that completes a stop string.
     """
     (batch,) = shape_of(limits)
     zeros = tf.zeros_like(limits)
@@ -56,25 +58,25 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
             return no_end
         return tf.cond(has_strings, lambda: add_token(stops._replace(tail=tail), token), lambda: no_end)
 
-    def body(i, stopped, tail, written):
-        """Writes token i of all texts, and notes which texts it ends."""
-        token, state = step(i, stopped, written.state)
+    def body(i, stopped, tail, new):
+        """Adds token i to all texts, and notes which texts it ends."""
+        token, state = step(i, stopped, new.state)
         token = tf.where(stopped, filler, token)
         completes, excess, tail = add_if_stop_strings(token, tail)
-        written = Written(
-            with_column(written.tokens, rows, i, token),
-            tf.where(stopped, written.lengths, i + 1),
-            tf.where(stopped, written.ended, completes),
-            tf.where(stopped, written.excess, excess),
+        new = NewTokens(
+            with_column(new.tokens, rows, i, token),
+            tf.where(stopped, new.lengths, i + 1),
+            tf.where(stopped, new.ended, completes),
+            tf.where(stopped, new.excess, excess),
             state,
         )
-        stopped |= completes | (token == stops.token) | (written.lengths >= limits)
-        return i + 1, stopped, tail, written
+        stopped |= completes | (token == stops.token) | (new.lengths >= limits)
+        return i + 1, stopped, tail, new
 
     tail = tf.broadcast_to(stops.tail, [batch, shape_of(stops.tail)[1]])
-    written = Written(tf.fill([batch, room], filler), zeros, zeros > 0, zeros, state)
+    new = NewTokens(tf.fill([batch, room], filler), zeros, zeros > 0, zeros, state)
     return tf.while_loop(
-        lambda i, stopped, *_: ~tf.reduce_all(stopped), body, (0, zeros >= limits, tail, written), parallel_iterations=1
+        lambda i, stopped, *_: ~tf.reduce_all(stopped), body, (0, zeros >= limits, tail, new), parallel_iterations=1
     )[-1]
 
 

@@ -115,7 +115,8 @@ def nll_by_memory(
 
     Args:
         lm, ids, tgt_len: see `read_text`.
-        kept: numbers of positions, each from 0 to `mem_len`.
+        kept: numbers of memory positions, each from 0 to `mem_len`. For each number k, the text is scored with only the
+            last k positions of the memory, which gives one row of `nll`.
 
     Yields:
         `(start, nll)` for each segment: the position of its first label, and float32 `[len(kept), T]` in nats. Only the

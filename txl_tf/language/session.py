@@ -22,7 +22,7 @@ from txl_tf.config.checks import at_least, check_integer
 from txl_tf.errors import ArgumentTypeError, ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import TextState, continue_text, precompute_for
-from txl_tf.language.loop import Written
+from txl_tf.language.loop import NewTokens
 from txl_tf.language.sampling import (
     SAMPLING,
     Sampling,
@@ -197,7 +197,7 @@ class Session:
             raise ParameterError("stop_strings", stop_strings, "None in a session of several rows", message)
         stops = stops._replace(tail=tail_of(stops, self._written))
         options = check_sampling(self.batch_size, **sampling)
-        written, nll = self._write(
+        new, nll = self._write(
             self._precomputed,
             self._text,
             tf.constant(self._drawn),
@@ -207,14 +207,14 @@ class Session:
             with_nll,
             is_short=max_new_tokens <= EAGER_TOKENS,
         )
-        length = int(written.lengths[0])
-        self._text = written.state
+        length = int(new.lengths[0])
+        self._text = new.state
         self._drawn += length
-        tokens = written.tokens.numpy()[:, :length]
+        tokens = new.tokens.numpy()[:, :length]
         if self.batch_size == 1:
             self._written += tokens[0].tolist()
-        self.ended = bool(written.ended[0])
-        self.excess = int(written.excess[0])
+        self.ended = bool(new.ended[0])
+        self.excess = int(new.excess[0])
         return tokens, nll.numpy()[:, :length] if with_nll else None
 
     def _stops_of(self, stop_strings: Iterable[str] | None, *options: Any) -> Stops:
@@ -238,7 +238,7 @@ class Session:
     def _write_tokens(
         self, precomputed: Any, text: TextState, first: Tensor, max_new_tokens: Tensor, sampling: Sampling,
         stops: Stops, with_nll: bool,
-    ) -> tuple[Written, Tensor | None]:  # fmt: skip
+    ) -> tuple[NewTokens, Tensor | None]:  # fmt: skip
         """Generates up to `max_new_tokens` tokens.
 
         `first` says how many tokens the session has written before. Token n always gets the same random numbers, so

@@ -56,19 +56,21 @@ def sliding_window_nll(
     check_integer("batch_size", batch_size, 1)
     check_integer("step", step, 1, window)
     tokens = tokens.astype(np.int32)
-    last = tokens.size - 1  # the number of labels
-    first = min(window, last)
-    nll = np.empty([last], lm.loss_dtype)
-    nll[:first] = lm._last_nll(tokens[None, :first], tokens[None, 1 : first + 1])[0]
+    n_labels = tokens.size - 1
+    n_first = min(window, n_labels)  # the first window scores all its labels
+    nll = np.empty([n_labels], lm.loss_dtype)
+    nll[:n_first] = lm._last_nll(tokens[None, :n_first], tokens[None, 1 : n_first + 1])[0]
 
-    # For every window after the first, the index after the last token that it reads.
-    ends = np.arange(first + step, last + step, step).clip(max=last)
+    # Each further window scores the labels from `start` on, and reads the tokens before `end`.
+    starts = np.arange(n_first, n_labels, step)
+    ends = np.minimum(starts + step, n_labels)
     for i in range(0, ends.size, batch_size):
-        end = ends[i : i + batch_size, None]
+        start, end = starts[i : i + batch_size, None], ends[i : i + batch_size, None]
+        read = tokens[end + np.arange(-window, 0)]
         labels = end + np.arange(-step, 0)
-        # The labels that no earlier window has scored. The last window overlaps more.
-        new = labels >= np.arange(first, last, step)[i : i + batch_size, None]
-        nll[labels[new]] = lm._last_nll(tokens[end + np.arange(-window, 0)], tokens[labels + 1]).numpy()[new]
+        # The last window overlaps more, so its first labels may have been scored.
+        is_new = labels >= start
+        nll[labels[is_new]] = lm._last_nll(read, tokens[labels + 1]).numpy()[is_new]
         if progress:
-            progress(int(new.sum()))
+            progress(int(is_new.sum()))
     return nll

@@ -12,7 +12,7 @@ from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
 from txl_tf.language.beam_search import LENGTH_PENALTY, check_length_penalty
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.generation import check_beam_options, write_texts
+from txl_tf.language.generation import check_beam_options, generate_texts
 from txl_tf.language.sampling import SAMPLING, check_sampling
 from txl_tf.language.stopping import check_stops, token_of
 from txl_tf.schema import check_names, keywords_of
@@ -126,7 +126,7 @@ class TextGenerator:
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
         check_integer("batch_size", batch_size, 1)
-        ends = check_texts(
+        ends = checked_stop_arguments(
             vocab, num_return_sequences=num_return_sequences, stop_strings=stop_strings,
             stop_at_newline=stop_at_newline, stop_at_document=stop_at_document, beam_size=beam_size,
             length_penalty=length_penalty, logits_processor=logits_processor, **sampling,
@@ -137,7 +137,7 @@ class TextGenerator:
             **ends, **sampling, "beam_size": beam_size, "length_penalty": length_penalty,
             "logits_processor": logits_processor,
         }  # fmt: skip
-        self.end_token = constraint_end(logits_processor)
+        self.end_token = constraint_stop_token(logits_processor)
         self.segment = segment
         self.max_new_tokens = max_new_tokens
         self.number = num_return_sequences
@@ -145,7 +145,7 @@ class TextGenerator:
 
     def continue_ids(self, ids: np.ndarray) -> Continuation:
         """Continues one prompt, int32 `[n]`. The `prompt` of the result is empty."""
-        return self._write([("", ids)])[0]
+        return self._continue_batch([("", ids)])[0]
 
     def generate_lines(
         self, prompts: Any, name: str = "prompts", strict: bool = True, numbers: Any = None
@@ -172,9 +172,9 @@ class TextGenerator:
     def _continue(self, prompts: Any) -> Any:
         """The `Continuation` of each prompt `(text, ids)`, computed in batches of similar length."""
         lengths = np.array([len(ids) for _, ids in prompts], int)
-        return in_order(self._write, prompts, by_length(lengths, self.batch_size))
+        return in_order(self._continue_batch, prompts, by_length(lengths, self.batch_size))
 
-    def _write(self, prompts: Any) -> list[Continuation]:
+    def _continue_batch(self, prompts: Any) -> list[Continuation]:
         """The `Continuation` of each prompt `(text, ids)` of one batch.
 
         The batch is padded to a power of two, because every size of a batch has its own graph.
@@ -186,7 +186,7 @@ class TextGenerator:
         lengths = np.array([len(row) for row in ids])
         # A prompt in pieces is padded to whole pieces, which takes longer if no prompt is longer than one.
         segment = self.segment if self.segment is not None and lengths.max() > self.segment else None
-        arrays = write_texts(
+        arrays = generate_texts(
             self.lm, padded(ids), self.max_new_tokens, lengths=lengths, num_return_sequences=n, vocab=self.vocab,
             segment=segment, **self.options,
         )  # fmt: skip
@@ -210,11 +210,17 @@ class TextGenerator:
         return stream.push(new, excess) + stream.end(), bool(ended)
 
 
-def check_texts(
+def checked_stop_arguments(
     vocab: Any, *, num_return_sequences: int, stop_strings: Iterable[str], stop_at_newline: bool,
     stop_at_document: bool, beam_size: int, length_penalty: float, logits_processor: Any, **sampling: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Checks arguments of `TextGenerator` that need no model. Returns the arguments of `generate` that end a text.
+
+    Returns:
+        One of three dictionaries:
+            `{"stop_strings": ..., "stop_at_newline": ...}`, without a `Constraint` and a beam search;
+            `{"stop_token": ..., "stop_strings": ...}`, with a `Constraint`;
+            `{"stop_token": ...}`, in a beam search. The token is `None` if no text ends early.
 
     Raises:
         ParameterError: an argument is out of its range, the vocabulary cannot spell a stop string, or a beam search has
@@ -228,7 +234,7 @@ def check_texts(
         check_beam_options(beam_size, num_return_sequences, sampling)
     stops = stops_of(vocab, stop_strings, stop_at_newline, stop_at_document)
     check_stops(len(vocab), **stops, vocab=vocab)
-    token = constraint_end(logits_processor)
+    token = constraint_stop_token(logits_processor)
     if token is None and beam_size == 1:
         return stops
     strings = [*stops["stop_strings"], *(["\n"] if stop_at_newline else [])]
@@ -237,15 +243,15 @@ def check_texts(
         strings = [text for text in strings if text != vocab.document and token_of(vocab, text) != token]
     if beam_size == 1:
         return {"stop_token": token, "stop_strings": strings}
-    return {"stop_token": _single_end(vocab, token, strings)}
+    return {"stop_token": _beam_stop_token(vocab, token, strings)}
 
 
-def constraint_end(processor: Any) -> int | None:
+def constraint_stop_token(processor: Any) -> int | None:
     """The stop token of a `Constraint`; `None` for another processor, or for none."""
     return processor.stop_token if isinstance(processor, Constraint) else None
 
 
-def _single_end(vocab: Any, token: int | None, strings: list[str]) -> int | None:
+def _beam_stop_token(vocab: Any, token: int | None, strings: list[str]) -> int | None:
     """The stop token of a beam search: the token of a `Constraint`, or that of a stop string, or `None` without ends.
 
     Raises:

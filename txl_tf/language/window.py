@@ -59,7 +59,9 @@ def window_start(length: Tensor, context_len: int) -> Tensor:
     """The position where the window begins after `length` tokens, both int32 `[...]`."""
     # While all tokens fit, it is 0. Afterwards, the start moves by `step` each time that a full window needs room.
     step = context_len - context_len // 2
-    return step * -(tf.minimum(context_len - length, 0) // step)
+    overflow = tf.maximum(length - context_len, 0)
+    n_steps = (overflow + step - 1) // step  # rounded up
+    return step * n_steps
 
 
 class WindowCache(DecodingCache):
@@ -82,7 +84,10 @@ class WindowCache(DecodingCache):
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
-        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
+        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`.
+
+        `segment` is always `None`: `generate` refuses another value for a model with windows.
+        """
         batch, n = shape_of(prompt)
         start = window_start(lengths, self.context_len)
         columns = tf.minimum(start[:, None] + tf.range(tf.minimum(n, self.context_len)), n - 1)
@@ -203,7 +208,8 @@ class WindowOfLayer(CachedKeys):
         )
         self.keys_and_values_after = keys, values
         klen = shape_of(keys)[2]
-        # Scores by position need the indices of the queries, and `query_indices` has one row for all rows of a batch.
+        # `query_indices` holds the indices of one row. The windows of rows differ in length, so a scheme that scores
+        # positions computes row by row.
         if not self.layer.rel_attn.scheme.scores_positions:
             key_positions = OrderedKeyPositions(klen=klen, visible=memory.visible[:, None])
             if memory.static_shapes:
@@ -230,7 +236,10 @@ class RereadWindow(DecodingCache):
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
-        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
+        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`.
+
+        `segment` is always `None`: `generate` refuses another value for a model with windows.
+        """
         start = window_start(lengths, self.context_len)
         positions = tf.range(self.context_len)
         columns = tf.minimum(start[:, None] + positions, shape_of(prompt)[1] - 1)

@@ -31,7 +31,7 @@ from txl_tf.data.batching import padded
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import TextState, next_token, precompute_for
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.language.loop import with_column, write_tokens
+from txl_tf.language.loop import decode_until_ended, with_column
 from txl_tf.language.sampling import (
     NEVER,
     SPECS,
@@ -154,6 +154,15 @@ class Decoder:
         self._waiting: collections.deque[Job] = collections.deque()
         self._arrived: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = False
+        # The graphs of the functions with these names. The thread of the decoder calls the first five, the thread that
+        # calls `alternatives` the last two.
+        self._first_state_graph: Callable[..., Any]
+        self._joined_graph: Callable[..., Any]
+        self._rows_of_graph: Callable[..., Any]
+        self._next_piece_graph: Callable[..., Any]
+        self._next_piece_with_alternatives_graph: Callable[..., Any]
+        self._all_hidden_graph: Callable[..., Any]
+        self._alternatives_of_graph: Callable[..., Any]
         self._make_graphs()
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
         self._thread.start()
@@ -186,10 +195,10 @@ class Decoder:
         Args:
             tokens: int `[n]`, n at least 2. K is n - 1.
         """
-        hidden = self._read(tf.constant(tokens[None, :-1], tf.int32))
+        hidden = self._all_hidden_graph(tf.constant(tokens[None, :-1], tf.int32))
         starts = range(0, len(tokens) - 1, POSITIONS)
         labels = tf.constant(tokens[1:], tf.int32)
-        parts = [self._alternatives(hidden[i : i + POSITIONS], labels[i : i + POSITIONS]) for i in starts]
+        parts = [self._alternatives_of_graph(hidden[i : i + POSITIONS], labels[i : i + POSITIONS]) for i in starts]
         return Alternatives(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     # -------------------------------------------------------------------------------------------------- the thread
@@ -200,7 +209,7 @@ class Decoder:
             try:
                 self._admit()
                 if self._jobs:
-                    self._write_piece()
+                    self._generate_piece()
             except Exception as error:  # every kind of error must reach those who wait
                 self._fail(error)
 
@@ -214,7 +223,7 @@ class Decoder:
 
     def _admit(self) -> None:
         """Lets waiting jobs join the batch, and reads their prompts. Waits for a job if the batch is empty."""
-        while not self._arrived.empty() or not (self._jobs or self._waiting or self._closed):
+        while self._is_idle() or not self._arrived.empty():
             job = self._arrived.get()
             if job is not None:  # `close` puts `None`, so that `get` returns
                 self._waiting.append(job)
@@ -229,19 +238,24 @@ class Decoder:
             return
         lengths = np.array([len(job.prompt) for job in new], np.int32)
         self._jobs = [*self._jobs, *new]  # before the prompts are read: an error must reach the new jobs, too
-        text = self._start(tf.constant(padded([job.prompt for job in new]), tf.int32), tf.constant(lengths))
-        self._text = text if self._text is None else self._join(self._text, text)
+        prompts = tf.constant(padded([job.prompt for job in new]), tf.int32)
+        text = self._first_state_graph(prompts, tf.constant(lengths))
+        self._text = text if self._text is None else self._joined_graph(self._text, text)
         self.largest = max(self.largest, len(self._jobs))
 
-    def _write_piece(self) -> None:
+    def _is_idle(self) -> bool:
+        """Whether the thread can only wait: it has no texts, and `close` was not called."""
+        return not self._jobs and not self._waiting and not self._closed
+
+    def _generate_piece(self) -> None:
         """Generates the next tokens of all texts, delivers them, and removes texts that have ended or are cancelled."""
         jobs = self._jobs
         sampling = sampling_of([job.sampling for job in jobs], [job.seed for job in jobs])
         limits = np.array([min(PIECE, job.max_new_tokens - job.written) for job in jobs], np.int32)
         first = tf.constant([job.written for job in jobs], tf.int32)
         with_alternatives = any(job.with_alternatives for job in jobs)
-        write = self._write_with_alternatives if with_alternatives else self._write
-        tokens, lengths, found, self._text = write(self._text, first, tf.constant(limits), sampling)
+        next_piece = self._next_piece_with_alternatives_graph if with_alternatives else self._next_piece_graph
+        tokens, lengths, found, self._text = next_piece(self._text, first, tf.constant(limits), sampling)
         tokens, lengths = tokens.numpy(), lengths.numpy()
         arrays = [array.numpy() for array in found]
         for i, job in enumerate(jobs):
@@ -257,12 +271,12 @@ class Decoder:
         left = [i for i, job in enumerate(jobs) if not job.cancelled]
         if len(left) < len(jobs):
             self._jobs = [jobs[i] for i in left]
-            self._text = self._keep(self._text, tf.constant(left, tf.int32)) if left else None
+            self._text = self._rows_of_graph(self._text, tf.constant(left, tf.int32)) if left else None
 
     # -------------------------------------------------------------------------------------------------- the graphs
 
     def _make_graphs(self) -> None:
-        """Makes the graphs that the thread and `alternatives` call, each for any number of rows."""
+        """Makes the graphs, each for any number of rows."""
         ints: Any = tf.TensorSpec([None], tf.int32)
         table: Any = tf.TensorSpec([None, None], tf.int32)
         one = self._first_state(tf.zeros([1, 1], tf.int32), tf.ones([1], tf.int32))
@@ -272,14 +286,14 @@ class Decoder:
         def graph(function: Callable, *specs: Any) -> Callable:
             return tf.function(function, input_signature=specs, autograph=False)
 
-        self._start = graph(self._first_state, table, ints)
-        self._join = graph(self._joined, text, text)
-        self._keep = graph(_rows_of, text, ints)
+        self._first_state_graph = graph(self._first_state, table, ints)
+        self._joined_graph = graph(self._joined, text, text)
+        self._rows_of_graph = graph(_rows_of, text, ints)
         piece = (text, ints, ints, Sampling(**SPECS, seeds=ints))
-        self._write = graph(functools.partial(self._next_piece, False), *piece)
-        self._write_with_alternatives = graph(functools.partial(self._next_piece, True), *piece)
-        self._read = graph(self._all_hidden, tf.TensorSpec([1, None], tf.int32))
-        self._alternatives = graph(self._alternatives_of, hidden, ints)
+        self._next_piece_graph = graph(functools.partial(self._next_piece, False), *piece)
+        self._next_piece_with_alternatives_graph = graph(functools.partial(self._next_piece, True), *piece)
+        self._all_hidden_graph = graph(self._all_hidden, tf.TensorSpec([1, None], tf.int32))
+        self._alternatives_of_graph = graph(self._alternatives_of, hidden, ints)
 
     def _first_state(self, prompt: Tensor, lengths: Tensor) -> TextState:
         """The state after prompts `[B, n]` of the given lengths `[B]`."""
@@ -337,9 +351,9 @@ class Decoder:
                 tables = tuple(with_column(table, rows, i, x) for table, x in zip(tables, found, strict=True))
             return token, (new_text, tables)
 
-        written = write_tokens(step, (text, tables), PIECE, limits, self._stops, filler=0)
-        text, tables = written.state
-        return written.tokens, written.lengths, tables, text
+        new = decode_until_ended(step, (text, tables), PIECE, limits, self._stops, filler=0)
+        text, tables = new.state
+        return new.tokens, new.lengths, tables, text
 
     def _alternatives_of(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The arrays of `Alternatives` for labels `[B]` after hidden states `[B, E]`."""

@@ -25,22 +25,23 @@ from txl_tf.serving.request import (
     checked,
     finite,
     in_vocabulary,
+    largest,
     same_rows,
     same_shape,
 )
 from txl_tf.serving.signatures import Served, serves
 from txl_tf.serving.state import ServedHiddenStates, ServedMemory, ServedWindow
 from txl_tf.serving.subwords import tokenizer_of
-from txl_tf.serving.tables import named_vocabs, read_text
+from txl_tf.serving.tables import named_vocabs, read_text, without_last_bytes
 from txl_tf.serving.writing import (
     DEFAULTS,
+    GENERATE_SPECS,
     NUMBER,
     OPTIONS,
-    WRITE_SPECS,
     checked_options,
+    generate_sequences,
     stops_of_ids,
     stops_of_text,
-    write,
 )
 
 TOKEN_BYTES = 48  # about how many bytes sampling takes for each token of the vocabulary: scores and history
@@ -153,8 +154,8 @@ class LanguageModelSignatures(StoredModel):
         state = tf.TensorSpec([None, *self.state.shape])
         self.specs = (table, state)
         self._read = self.shared(self.state.read, table, state)
-        self._write = self.shared(functools.partial(write, lm, start_token), *WRITE_SPECS)
-        self._nll_of_texts = self.shared(self._next_nll, table)
+        self._generate_sequences = self.shared(functools.partial(generate_sequences, lm, start_token), *GENERATE_SPECS)
+        self._nll_of_texts = self.shared(self._nll_of_texts_in_graph, table)
 
     warmup_values = {
         "max_new_tokens": 1,
@@ -214,7 +215,7 @@ class LanguageModelSignatures(StoredModel):
         checks = [*self._checks_of_segment(tokens, state, labels_have_shape), known_labels]
         tokens, labels, state = checked(checks, tokens, labels, state)
         hidden, state = self._read(tokens, state)
-        return {"nll": self._nll(hidden, labels), "state": state}
+        return {"nll": self.lm.nll_of(hidden, labels), "state": state}
 
     def next(self, tokens: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
         """The `top_n` most likely tokens after the `tokens` of each row.
@@ -241,7 +242,7 @@ class LanguageModelSignatures(StoredModel):
             are those of all samples; `tokens` `[B, N]` and `lengths` `[B]` are those of the first sample of each row.
         """
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
-        texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
+        texts = self._generate_sequences(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
         first = {"tokens": texts.tokens[:, 0], "lengths": texts.lengths[:, 0]}
         return {**first, "sequences": texts.tokens, "sequence_lengths": texts.lengths}
 
@@ -261,7 +262,7 @@ class LanguageModelSignatures(StoredModel):
         text = read_text(vocab, text)
         size = tf.strings.length(text)
         ended = tf.strings.substr(text, tf.maximum(size - 1, 0), tf.ones_like(size)) == "\n"
-        line = tf.strings.substr(text, tf.zeros_like(size), size - tf.cast(ended, tf.int32))
+        line = without_last_bytes(text, tf.cast(ended, tf.int32))
         line = tf.strings.join([line, "\n"]) if newline_ids(vocab) else line
         return self._scores(*self._encode(line), line_start_ids(vocab))
 
@@ -272,8 +273,8 @@ class LanguageModelSignatures(StoredModel):
         """
         batch, n = tf.unstack(tf.shape(ids))
         tokens = tf.concat([tf.tile(tf.constant([start], tf.int32), [batch, 1]), ids], 1)
-        n_missing = tf.maximum(2 - len(start) - n, 0)  # `_next_nll` needs a token to read and one to predict
-        nll = self._nll_of_texts(tf.pad(tokens, [[0, 0], [0, n_missing]]))[:, len(start) :][:, :n]
+        n_missing = tf.maximum(2 - len(start) - n, 0)  # the nll needs a token to read and one to predict
+        nll = self._nll_of_texts(tf.pad(tokens, [[0, 0], [0, n_missing]]))[:, len(start) : len(start) + n]
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")
         return {"nll": tf.where(inside, nll, 0), self._string_result("symbols"): symbols, "lengths": lengths}
@@ -294,14 +295,13 @@ class LanguageModelSignatures(StoredModel):
         ends with this string.
         """
         stops = stops_of_text(stop, tf.shape(text)[0], self.text)
-        texts = self._write(*checked_options(self.limits, "text", *self._encode(text), options), stops)
+        texts = self._generate_sequences(*checked_options(self.limits, "text", *self._encode(text), options), stops)
         shape = tf.shape(texts.lengths)
         longest = tf.shape(texts.tokens)[-1]
         strings = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
         if self.text.vocab.level == "subword":
             # The last subword may contain bytes after the stop string: remove them. Other tokens end with the string.
-            sizes = tf.strings.length(strings) - tf.reshape(texts.excess, [-1])
-            strings = tf.strings.substr(strings, tf.zeros_like(sizes), sizes)
+            strings = without_last_bytes(strings, tf.reshape(texts.excess, [-1]))
         return tf.reshape(strings, shape)
 
     # ------------------------------------------------------------------------------------------------- their parts
@@ -310,13 +310,10 @@ class LanguageModelSignatures(StoredModel):
         """The name of a result that contains strings: at byte level it ends with `_bytes`."""
         return f"{result}_bytes" if self.text.vocab.level == "byte" else result
 
-    def _next_nll(self, tokens: tf.Tensor) -> tf.Tensor:
+    def _nll_of_texts_in_graph(self, tokens: tf.Tensor) -> tf.Tensor:
         """The nll of every token of whole texts `[B, T]`, T at least 2; 0 for their first tokens."""
-        return tf.pad(self._nll(self.state.read_text(tokens[:, :-1]), tokens[:, 1:]), [[0, 0], [1, 0]])
-
-    def _nll(self, hidden: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """The nll `[B, T]` of labels after the tokens with these hidden states."""
-        return self.lm.nll_of(hidden, labels)
+        nll = self.lm.nll_of(self.state.read_text(tokens[:, :-1]), tokens[:, 1:])
+        return tf.pad(nll, [[0, 0], [1, 0]])
 
     def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The ids of texts, `[B, longest]`, padded with zeros, and their lengths `[B]`.
@@ -327,7 +324,7 @@ class LanguageModelSignatures(StoredModel):
         max_tokens = limits.max_tokens
         ids = self.text.encode(limits.checked_text("text", text))
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
+        longest = largest(lengths, least=1)
         short = Check(lengths <= max_tokens, f"text must be at most {max_tokens} tokens long", lengths)
         ids, lengths = checked([short, limits.size_check("text", tf.shape(text)[0], longest)], ids, lengths)
         return ids.to_tensor(0), lengths

@@ -188,6 +188,16 @@ class RequestLimits:
         return checked([*self.row_checks(name, tf.shape(text)[0]), size], text)
 
 
+def largest(numbers: Any, least: int = 0) -> Any:
+    """The largest of some numbers `[any]`, or `least` if it is larger. It is `least` for a request without rows."""
+    return tf.reduce_max(tf.pad(numbers, [[0, 1]], constant_values=least))
+
+
+def first_row_where(bad: tf.Tensor) -> tf.Tensor:
+    """The index of the first row where `bad`, bool `[B]`, is true, as a string, `[1]`; `[0]` without such a row."""
+    return tf.strings.as_string(tf.where(bad)[:1, 0])
+
+
 def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Adds checks to the graph that tensors have the shapes of their `specs`.
 

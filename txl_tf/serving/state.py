@@ -46,7 +46,7 @@ class ServedMemory:
         klen = network.mem_len + 1  # keys of a token: the memory and the token itself
         self.network = network
         self.dtype = lm.compute_dtype
-        self.model = lm.outputs
+        self.outputs = lm.outputs
         self.memory_shape = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
         self.has_count = network.scheme.turns
         self.shape = [math.prod(self.memory_shape) + COUNT_DIGITS] if self.has_count else self.memory_shape
@@ -65,7 +65,7 @@ class ServedMemory:
         network = self.network
         rows, length = tf.unstack(tf.shape(tokens))
         state = initial_state(network, rows, length, first_slot=network.mem_len)
-        return cached_forward(network, precompute(network, length), tokens, state, model=self.model)[0]
+        return cached_forward(network, precompute(network, length), tokens, state, call=self.outputs)[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Hidden states `[B, T, d_model]` of tokens after a state, and the state after them."""
@@ -91,7 +91,7 @@ class ServedMemory:
         self, weights: Sequence[Any], tokens: tf.Tensor, state: tf.Tensor, length: Any
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Hidden states of a segment of `length` tokens, and the state after it. `weights` come from `precompute`."""
-        hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length), model=self.model)
+        hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length), call=self.outputs)
         return hidden, self._pack(cached)
 
     def _unpack(self, state: Any, max_segment: Any) -> CachedState:

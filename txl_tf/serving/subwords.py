@@ -10,7 +10,7 @@ from txl_tf.data.subwords import SPACE, SubwordVocab
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
 from txl_tf.language.stopping import NONE
-from txl_tf.serving.request import checked
+from txl_tf.serving.request import checked, largest
 from txl_tf.serving.tables import GraphTokenizer, RaggedTensor, check_utf8, read_text
 
 
@@ -68,7 +68,7 @@ class SubwordTokenizer(tf.Module):
         rows, count = tf.unstack(tf.shape(stop))
         flat = read_text(self.vocab, tf.reshape(stop, [-1]))
         lengths = tf.strings.length(flat)
-        longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
+        longest = largest(lengths, least=1)
         units = tf.cast(tf.io.decode_raw(flat, tf.uint8, fixed_length=longest), tf.int32)
         units = tf.where(tf.sequence_mask(lengths, longest), units, NONE)
         return tf.reshape(units, [rows, count, longest]), tf.reshape(lengths, [rows, count])

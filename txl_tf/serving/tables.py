@@ -16,7 +16,7 @@ from txl_tf.data.tagged.batches import UNKNOWN_ID
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.language.stopping import NONE
-from txl_tf.serving.request import Check, checked
+from txl_tf.serving.request import Check, checked, first_row_where
 
 RaggedTensor: Any = tf.RaggedTensor  # the type stubs of TensorFlow lack its methods
 
@@ -58,8 +58,8 @@ def named_vocabs(vocabs: Vocab | Sequence[Vocab], sizes: dict[str, int | None], 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
     """A check that all strings of `text` `[B]` are UTF-8. Its message calls them `name`."""
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8") == text  # it replaces other bytes by U+FFFD
-    first_bad_row = tf.strings.as_string(tf.where(~valid)[:1, 0])
-    return Check(valid, f"{name} must be UTF-8 in every row", tf.strings.join(["other bytes in row ", first_bad_row]))
+    found = tf.strings.join(["other bytes in row ", first_row_where(~valid)])
+    return Check(valid, f"{name} must be UTF-8 in every row", found)
 
 
 def read_text(vocab: Vocab, text: tf.Tensor) -> tf.Tensor:
@@ -226,12 +226,17 @@ class SymbolTable(tf.Module):
         return tf.maximum(self.table.lookup(symbols), UNKNOWN_ID)
 
 
+def without_last_bytes(text: tf.Tensor, n: Any) -> tf.Tensor:
+    """Strings without their last `n` bytes. `n` is an int32 tensor of the shape of `text`, or one number."""
+    size = tf.strings.length(text)
+    return tf.strings.substr(text, tf.zeros_like(size), size - n)
+
+
 def lower(text: tf.Tensor) -> tf.Tensor:
     """Strings `[any]` in lower case. TensorFlow's operation alone would drop the text after a NUL character."""
     parts = tf.strings.split(tf.strings.join([text, "\0"]), "\0")[:, :-1]  # a NUL follows each part
     lowered = tf.ragged.map_flat_values(lambda part: tf.strings.join([tf.strings.lower(part, "utf-8"), "\0"]), parts)
-    joined = tf.strings.reduce_join(lowered, -1)
-    return tf.strings.substr(joined, tf.zeros_like(tf.strings.length(joined)), tf.strings.length(joined) - 1)
+    return without_last_bytes(tf.strings.reduce_join(lowered, -1), 1)
 
 
 def forms_of(words: tf.Tensor) -> tf.Tensor:

@@ -24,6 +24,7 @@ from txl_tf.serving.request import (
     RequestLimits,
     StoredModel,
     checked,
+    first_row_where,
     in_vocabulary,
     padded_at_the_end,
     same_rows,
@@ -353,8 +354,8 @@ class TaggingSignatures(StoredModel):
         rows = tf.shape(text)[0]
         text = limits.checked_text("text", text)
         has_newline = tf.strings.regex_full_match(text, r"(?s).*\n.*")
-        first_bad_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(has_newline)[:1, 0])])
-        one_line = Check(tf.logical_not(has_newline), "text must be one line in every row", first_bad_row)
+        found = tf.strings.join(["a line end in row ", first_row_where(has_newline)])
+        one_line = Check(tf.logical_not(has_newline), "text must be one line in every row", found)
         text = checked([check_utf8("text", text), one_line], text)
         tokens = words_of(text) if self.by_words else characters_of(text)
         longest = tf.reduce_max(tf.cast(tokens.strings.row_lengths(), tf.int32))

@@ -25,7 +25,9 @@ from txl_tf.serving.request import (
     RequestLimits,
     StoredModel,
     checked,
+    first_row_where,
     in_vocabulary,
+    largest,
     same_rows,
 )
 from txl_tf.serving.signatures import Served, serves
@@ -166,7 +168,7 @@ class TranslationSignatures(StoredModel):
             checked(self._id_checks("source", source, self.model.input_vocab_size), source)
         )
         lengths = tf.reduce_sum(tf.cast(ids != PADDING, tf.int32), -1)
-        longest = tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]]))
+        longest = largest(tf.reshape(lengths, [-1]))
         return {"ids": ids[..., :longest], "scores": scores, "lengths": lengths}
 
     def score(self, source: tf.Tensor, target: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -254,14 +256,12 @@ class TranslationSignatures(StoredModel):
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         # 1 in a valid text: its end symbol
         n_reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)
-        longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
+        longest = largest(lengths, least=1)
         max_tokens = limits.max_tokens
-        first_bad_row = tf.strings.join(["one in row ", tf.strings.as_string(tf.where(n_reserved != 1)[:1, 0])])
+        found = tf.strings.join(["one in row ", first_row_where(n_reserved != 1)])
         checks = [
             Check(lengths <= max_tokens, f"{name} must be at most {max_tokens} symbols, its end included", lengths),
-            Check(
-                n_reserved == 1, f"{name} must be one line without the symbols of padding, start and end", first_bad_row
-            ),
+            Check(n_reserved == 1, f"{name} must be one line without the symbols of padding, start and end", found),
             Check(lengths > 1, f"{name} must not be empty", lengths),
             limits.size_check(name, rows, longest, self._new_tokens(longest)),
         ]

@@ -18,7 +18,7 @@ from txl_tf.language.generation import Texts, generate_tokens
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import SPECS, Sampling, repeated, sampling_of_sequences, uniform_draws
 from txl_tf.language.stopping import BEFORE, Stops, aligned, token_units
-from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary
+from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary, largest
 from txl_tf.serving.tables import GraphTokenizer
 
 MAX_STOPS = 8  # most stop strings of a row
@@ -36,11 +36,11 @@ DEFAULTS = {
     "stop_ids": np.zeros([1, 0, 0], np.int32),
     "stop": np.array([[""]]),
 }
-# The specs of the tensors of `write`: `tokens`, `lengths`, `options` and `stops`.
+# The specs of the tensors of `generate_sequences`: `tokens`, `lengths`, `options` and `stops`.
 _TABLE: Any = tf.TensorSpec([None, None], tf.int32)
 _TABLES: Any = tf.TensorSpec([None, None, None], tf.int32)
 _TOKEN: Any = tf.TensorSpec([], tf.int32)
-WRITE_SPECS = (_TABLE, _INTS, OPTIONS | NUMBER, Stops(_TOKEN, _TABLES, _TABLE, _TABLE))
+GENERATE_SPECS = (_TABLE, _INTS, OPTIONS | NUMBER, Stops(_TOKEN, _TABLES, _TABLE, _TABLE))
 _CHECKS = {field.name: field.metadata["check"] for field in dataclasses.fields(SamplingConfig)}
 # The condition of each option, and the text that follows "must" in the message if it does not hold.
 _RANGES = {
@@ -127,13 +127,13 @@ def checked_options(
     return checked(checks, tokens, lengths, options)
 
 
-def write(
+def generate_sequences(
     lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
     stops: Stops,
 ) -> Texts:  # fmt: skip
     """Generates, for every prompt, as many continuations as its row asks for.
 
-    `WRITE_SPECS` has the specs of the tensors. Adds a check that all tokens are in the vocabulary to the graph.
+    `GENERATE_SPECS` has the specs of the tensors. Adds a check that all tokens are in the vocabulary to the graph.
 
     Args:
         lm: language model.
@@ -161,7 +161,7 @@ def write(
     longest = prompt_len + tf.reduce_max(max_new_tokens)
     is_wanted = tf.range(number) < n_wanted[:, None]  # [B, n]
     sampling = sampling_of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
-    written = generate_tokens(
+    texts = generate_tokens(
         lm,
         prompt,
         tf.maximum(lengths, 1),
@@ -174,13 +174,13 @@ def write(
 
     # The sequences of an empty prompt lose `start_token`, their first token.
     empty = tf.repeat(empty, number)
-    tokens = tf.where(empty[:, None], tf.roll(written.tokens, -1, 1), written.tokens)[:, :longest]
-    text_lengths = tf.where(tf.reshape(is_wanted, [-1]), written.lengths - tf.cast(empty, tf.int32), 0)
+    tokens = tf.where(empty[:, None], tf.roll(texts.tokens, -1, 1), texts.tokens)[:, :longest]
+    text_lengths = tf.where(tf.reshape(is_wanted, [-1]), texts.lengths - tf.cast(empty, tf.int32), 0)
     tokens = tf.where(tf.sequence_mask(text_lengths, longest), tokens, 0)
     return Texts(
         tf.reshape(tokens, [batch, number, longest]),
         tf.reshape(text_lengths, [batch, number]),
-        tf.reshape(written.excess, [batch, number]),
+        tf.reshape(texts.excess, [batch, number]),
     )
 
 
@@ -205,6 +205,6 @@ def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vector
         checks.append(Check(holds(vectors[name]), f"{name} must {allowed}", vectors[name]))
     rows = tf.cast(batch, tf.int64) * tf.cast(tf.reduce_max(vectors["num_return_sequences"]), tf.int64)
     message = f"{given} must have at most {limits.max_rows} rows, times num_return_sequences"
-    new_tokens = tf.reduce_max(tf.pad(vectors["max_new_tokens"], [[0, 1]]))
+    new_tokens = largest(vectors["max_new_tokens"])
     size = limits.size_check(given, rows, tf.maximum(n, 1), new_tokens)
     return [*checks, Check(rows <= limits.max_rows, message, rows), size]

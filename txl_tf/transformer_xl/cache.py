@@ -213,7 +213,7 @@ class RingOfLayer(CachedKeys):
 
 def cached_forward(
     network: Any, weights: Any, tokens: Tensor, state: CachedState, lengths: Tensor | None = None,
-    in_place: bool = False, static_shapes: bool = False, model: Any = None, done: Tensor | None = None,
+    in_place: bool = False, static_shapes: bool = False, call: Any = None, done: Tensor | None = None,
 ) -> tuple[Any, CachedState]:  # fmt: skip
     """`network(tokens, mems)`, with the memory as a `CachedState`.
 
@@ -228,7 +228,7 @@ def cached_forward(
         in_place: whether to write into the tensors of `state`, instead of into a copy. They must not be used again. XLA
             has no such operation: it finds out itself which tensors it may overwrite.
         static_shapes: for XLA. All segments so far must have had T tokens, and `max_segment` must be `whole_segments`.
-        model: the function that is called with the tokens and the memory; by default, the network.
+        call: function of tokens and memory that runs the network; by default the network itself.
         done: bool `[B, T]`, true at the last token of a document, or `None`.
 
     Returns:
@@ -239,7 +239,7 @@ def cached_forward(
             computes with the memory as if it were tensors.
     """
     memory = RingMemory(network, weights, tokens, state, lengths, in_place, static_shapes, done)
-    return call_with_cache(model or network, tokens, memory, static_shapes)
+    return call_with_cache(call or network, tokens, memory, static_shapes)
 
 
 def _check_segment(tgt_len: Size, max_segment: Size) -> None:

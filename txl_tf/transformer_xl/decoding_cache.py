@@ -84,7 +84,7 @@ class MemoryCache(DecodingCache):
         def read_piece(tokens: Tensor, lengths: Tensor, state: Any) -> tuple[Any, Any]:
             """See `in_pieces`."""
             hidden, state = cached_forward(
-                network, weights, tokens, state, lengths, static_shapes=static_shapes, model=self.lm.outputs
+                network, weights, tokens, state, lengths, static_shapes=static_shapes, call=self.lm.outputs
             )
             return hidden[:, -1], state
 
@@ -104,7 +104,7 @@ class MemoryCache(DecodingCache):
         """
         n: Any = tf.shape(tokens)[1]
         state = resized(self.network, state, n)
-        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, model=self.lm.outputs)
+        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, call=self.lm.outputs)
         return hidden, writable_copy(resized(self.network, state))
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
@@ -122,7 +122,7 @@ class MemoryCache(DecodingCache):
             state,
             in_place=not self.static_shapes,  # XLA cannot write in place
             static_shapes=self.static_shapes,
-            model=self.lm.outputs,
+            call=self.lm.outputs,
         )
         return hidden[:, 0], state
 

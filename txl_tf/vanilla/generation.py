@@ -21,7 +21,7 @@ from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, search
-from txl_tf.language.loop import write_tokens
+from txl_tf.language.loop import decode_until_ended
 from txl_tf.language.sampling import check_sampling, sample_categorical, tempered, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
 from txl_tf.nn.checks import check_eager, int_array
@@ -170,8 +170,8 @@ def sample_sequences(
 
     state = tf.fill([batch], start), zeros, caches
     limits = tf.fill([batch], max_new_tokens) if limits is None else limits
-    written = write_tokens(step, state, max_new_tokens, limits, no_stops(1, end), filler=PADDING)
-    return written.tokens, written.state[1]
+    new = decode_until_ended(step, state, max_new_tokens, limits, no_stops(1, end), filler=PADDING)
+    return new.tokens, new.state[1]
 
 
 def _decoder(
