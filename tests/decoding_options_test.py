@@ -332,6 +332,27 @@ def test_options_of_texts_without_effect_are_refused():
     check_search(SearchConfig(length_penalty=2.0, beam_size=2), 9, 30, [])
 
 
+def test_options_of_texts_are_checked_before_a_prompt():
+    vocab = word_vocab()
+    sizes = {"n_token": len(vocab), "cutoffs": []}
+    lm, window = make(**sizes), make(txl_tf.TransformerLM, **sizes, mem_len=0, context_len=6)
+    for model, options, name in (
+        (lm, {"stop_strings": "w1"}, "stop_strings"),
+        (lm, {"stop_at_newline": "no"}, "stop_at_newline"),
+        (lm, {"stop_at_document": "no"}, "stop_at_document"),
+        (lm, {"segment": 0}, "segment"),
+        (lm, {"segment": 2.5}, "segment"),
+        (lm, {"segment": "a"}, "segment"),
+        (window, {"segment": 100}, "segment"),
+    ):
+        with raises_parameter(name, options[name]):
+            TextGenerator(model, vocab, **options)
+    with raises_parameter("with_lengths", "no"):
+        lm.generate([[1, 2]], 2, with_lengths="no")
+    with raises_parameter("strict", "no"):
+        list(TextGenerator(lm, vocab, 2).generate_lines(["w1"], strict="no"))
+
+
 def test_what_computes_with_numbers_is_an_error_in_a_graph():
     lm, text = make(), words(1, 5)
     session = lm.session()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.calls import known_names
+from txl_tf.calls import check_true_or_false, known_names
 from txl_tf.config import REPETITION_WINDOW
 from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import next_power_of_two
@@ -392,6 +392,7 @@ def generate(
             spell a stop string, or `logits_processor` allows no text; or the call is in a graph.
         UnknownArgumentError: an option does not exist; the message lists those that do.
     """
+    check_true_or_false(with_lengths=with_lengths)
     texts = generate_texts(
         lm, prompt, max_new_tokens, lengths=lengths, num_return_sequences=num_return_sequences, stop_token=stop_token,
         stop_strings=stop_strings, stop_at_newline=stop_at_newline, vocab=vocab, repetition_penalty=repetition_penalty,
@@ -418,7 +419,7 @@ def generate_texts(
     stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
     static = {
         "number": int(num_return_sequences),
-        "segment": _checked_segment(lm, segment),
+        "segment": checked_segment(lm, segment),
         "logits_processor": _checked_processor(lm, logits_processor, stop_token),
     }
     check_integer("beam_size", beam_size, 1, n_token)
@@ -451,7 +452,7 @@ def _naming_processor(processor: Any) -> Iterator[None]:
         raise ParameterError("logits_processor", processor, allowed) from None
 
 
-def _checked_segment(lm: Any, segment: Any) -> int | None:
+def checked_segment(lm: Any, segment: Any) -> int | None:
     """`segment` of `generate`, checked."""
     if segment is None:
         return None

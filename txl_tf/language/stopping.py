@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import check_true_or_false
 from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import next_power_of_two
 from txl_tf.data.text_files import plain_text
@@ -189,8 +190,8 @@ def check_stops(
     """
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0, n_token - 1)
-    if stop_strings is not None and (isinstance(stop_strings, str) or not isinstance(stop_strings, Iterable)):
-        raise ParameterError("stop_strings", stop_strings, "a list of strings")
+    check_stop_strings(stop_strings)
+    check_true_or_false(stop_at_newline=stop_at_newline)
     texts = [*(stop_strings or ()), *(["\n"] if stop_at_newline else [])]
     token = -1 if stop_token is None else stop_token
     if vocab is None and texts:
@@ -205,6 +206,12 @@ def check_stops(
     strings: Any = keras.utils.pad_sequences([spell(vocab, text) for text in texts], value=NONE)  # padded on the left
     tail = tf.fill([1, strings.shape[1]], BEFORE)
     return Stops(tf.constant(token, tf.int32), tf.constant(strings[None]), tf.constant(token_units(vocab)), tail)
+
+
+def check_stop_strings(stop_strings: Any) -> None:
+    """Raises ParameterError if `stop_strings` is a single string, or is neither a list nor another iterable."""
+    if stop_strings is not None and (isinstance(stop_strings, str) or not isinstance(stop_strings, Iterable)):
+        raise ParameterError("stop_strings", stop_strings, "a list of strings")
 
 
 def spec_of(stops: Stops) -> Stops:

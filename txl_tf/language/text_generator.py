@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from txl_tf.calls import check_true_or_false
 from txl_tf.config.checks import check_integer
 from txl_tf.data.batching import by_length, in_order, next_power_of_two, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
 from txl_tf.language.beam_search import LENGTH_PENALTY, check_length_penalty
 from txl_tf.language.constraint import Constraint
-from txl_tf.language.generation import check_beam_options, generate_texts
+from txl_tf.language.generation import check_beam_options, checked_segment, generate_texts
 from txl_tf.language.sampling import SAMPLING, check_sampling
-from txl_tf.language.stopping import check_stops, token_of
+from txl_tf.language.stopping import check_stop_strings, check_stops, token_of
 from txl_tf.schema import check_names, keywords_of
 
 POOL = 8  # batches of prompts that are read and sorted by length together
@@ -138,7 +139,7 @@ class TextGenerator:
             "logits_processor": logits_processor,
         }  # fmt: skip
         self.end_token = constraint_stop_token(logits_processor)
-        self.segment = segment
+        self.segment = checked_segment(lm, segment)
         self.max_new_tokens = max_new_tokens
         self.number = num_return_sequences
         self.batch_size = batch_size
@@ -276,5 +277,7 @@ def stops_of(
     vocab: Any, stop_strings: Iterable[str] = (), stop_at_newline: bool = False, stop_at_document: bool = True
 ) -> dict[str, Any]:
     """Arguments of `generate` that end a text at these strings and, if the vocabulary has documents, at their end."""
+    check_stop_strings(stop_strings)
+    check_true_or_false(stop_at_document=stop_at_document)
     ends = [vocab.document] if stop_at_document and vocab.document is not None else []
-    return {"stop_strings": [*stop_strings, *ends], "stop_at_newline": stop_at_newline}
+    return {"stop_strings": [*(stop_strings or ()), *ends], "stop_at_newline": stop_at_newline}
