@@ -21,7 +21,6 @@ from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import UNFINISHED, delete_checkpoint, write_checkpoint
 from txl_tf.serving import export
-from txl_tf.serving.signatures import Served
 
 
 @pytest.fixture
@@ -198,7 +197,7 @@ def test_a_served_model_is_written_in_its_folder_alone(tmp_path, victim, monkeyp
     (tmp_path / "empty").mkdir()
     (tmp_path / f"1.{os.getpid()}.tmp").symlink_to(victim)
     (tmp_path / "1").symlink_to(tmp_path / "empty")
-    export._write(lambda tables: stored, str(tmp_path / "1"), Served(stored, {}, None), False)
+    export._write(lambda folder: stored, str(tmp_path / "1"), False)
     assert (tmp_path / "1/saved_model.pb").read_text() == "model" and not (tmp_path / "1").is_symlink()
     assert list((tmp_path / "empty").iterdir()) == [] and not os.path.lexists(tmp_path / f"1.{os.getpid()}.tmp")
 

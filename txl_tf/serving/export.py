@@ -19,7 +19,6 @@ Shapes:
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import tempfile
@@ -115,8 +114,8 @@ def export_saved_model(
         "search": search,
         "suppress_tokens": suppress_tokens,
     }
-    served, make = _prepared(lm, os.fspath(directory), vocab, options, weights, max_tokens, max_rows)
-    _write(make, os.fspath(directory), served, warmup)
+    make = _checked_factory(lm, os.fspath(directory), vocab, options, weights, max_tokens, max_rows)
+    _write(make, os.fspath(directory), warmup)
 
 
 @known_names
@@ -141,16 +140,16 @@ def local_signatures(
     Raises: as `export_saved_model`.
     """
     options = {"top_n": top_n, "search": search}
-    served, make = _prepared(lm, "the server", vocab, options, weights, max_tokens, max_rows)
+    make = _checked_factory(lm, "the server", vocab, options, weights, max_tokens, max_rows)
     with tempfile.TemporaryDirectory() as folder:  # the tables read their files at once, and need them no more
-        return make(_tables(served, folder))
+        return make(folder)
 
 
-def _prepared(
+def _checked_factory(
     lm: Any, shown_as: str, vocab: Any, options: dict[str, Any], weights: str, max_tokens: int | None,
     max_rows: int | None,
-) -> tuple[Served, Callable[..., StoredModel]]:  # fmt: skip
-    """Checks the options of a model that is to be served, and binds them to the class of its signatures.
+) -> Callable[[str], StoredModel]:  # fmt: skip
+    """Checks the options of a model that is to be served. Returns a function that makes its `StoredModel`.
 
     Args:
         lm, vocab, weights, max_tokens, max_rows: see `export_saved_model`.
@@ -158,8 +157,8 @@ def _prepared(
         options: the options that only some models have, `{name: value}`. `None` counts as not given.
 
     Returns:
-        `(served, make)`: how the model is served, and a function that makes its `StoredModel` from the tables of its
-        vocabularies. If a graph cannot use one of the vocabularies, `served` has none.
+        Function of a folder. It writes the vocabularies there, whose files the tables of the `StoredModel` refer to. If
+        a graph cannot use one of the vocabularies, the `StoredModel` has none.
 
     Raises:
         ParameterError: an option is out of its range or of no use for the model.
@@ -173,7 +172,7 @@ def _prepared(
     if max_rows is not None:
         check_integer("max_rows", max_rows, 1)
     sizes = {"weights": weights, "max_tokens": max_tokens, "max_rows": max_rows}
-    return served, functools.partial(served.signatures, lm, **sizes)
+    return lambda folder: served.signatures(lm, _tables(served, folder), **sizes)
 
 
 def _tables(served: Served, folder: str) -> dict[str, Any]:
@@ -204,13 +203,12 @@ def _can_serve_text(shown_as: str, vocabs: dict[str, Vocab]) -> bool:
     return False
 
 
-def _write(make: Callable[..., StoredModel], directory: str, served: Served, warmup: bool | None) -> None:
+def _write(make: Callable[[str], StoredModel], directory: str, warmup: bool | None) -> None:
     """Writes a SavedModel. It becomes `directory` when it is complete. After an error, `directory` is as before.
 
     Args:
-        make: function of the tables of the vocabularies that returns the model.
+        make: function of a folder for the files of the vocabularies that returns the model.
         directory: a new or empty folder.
-        served: contains the vocabularies.
         warmup: see `export_saved_model`.
 
     Raises:
@@ -223,7 +221,7 @@ def _write(make: Callable[..., StoredModel], directory: str, served: Served, war
         raise ParameterError("warmup", True, [False, None], message)
     check_new_folder(directory)
     with tempfile.TemporaryDirectory() as folder, new_folder(directory) as temporary:
-        stored = make(_tables(served, folder))
+        stored = make(folder)
         signatures = stored.signatures()
         # In Python, these functions have default values for their arguments. The signatures of a SavedModel have none.
         for name, function in signatures.items():
