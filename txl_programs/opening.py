@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txl_config.errors import ParameterError
-from txl_programs.flag_values import FLAGS, check_used, given, unused
+from txl_programs.flag_values import FLAGS, given, refuse, unused
 
 if TYPE_CHECKING:  # slow to import: programs read their flags first
     from txl_tf.data.vocabulary import Vocab
@@ -79,7 +79,7 @@ def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, An
     """
     if not folder.steps() or not folder.has_config() or given(places):
         return None
-    check_used((("preset",), False, "has no effect on a run that resumes: it has its settings already"))
+    refuse(["preset"], "has no effect on a run that resumes: it has its settings already")
     config = folder.read_config()
     training = config.get("training", {})
     if "init_from" in config:

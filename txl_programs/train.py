@@ -60,6 +60,7 @@ from txl_programs.flag_values import (
     define_flags,
     given,
     optimizer_config,
+    refuse,
     unused,
     values,
 )
@@ -160,13 +161,13 @@ def check_model_flags(group, positions):
     """
     if group is TransformerLMConfig:
         only = "is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
-        check_used((("positions",), False, only))
+        refuse(["positions"], only)
         none = "is about distances, which --model=transformer does not have: leave it out"
-        check_used((changed(REFUSED["sinusoids"]), False, none))
+        refuse(changed(REFUSED["sinusoids"]), none)
     else:
         not_used = (*REFUSED["relative"], "pos_embed") if positions == "relative" else ("pos_embed",)
         none = "is about absolute positions in a segment, which --model=transformer_xl does not have: leave it out"
-        check_used((not_used, False, none))
+        refuse(not_used, none)
 
 
 def model_defaults(group, other_defaults):
@@ -359,7 +360,7 @@ def train(folder):
     check_model_flags(group, getattr(model, "positions", "relative"))
     if FLAGS.init_from and not training.extend_vocab:  # extend_vocab adds new rows
         new = newly_given(INITIAL, settings["model"])
-        check_used((new, False, f"has no effect with --init_from={FLAGS.init_from}: all weights are loaded"))
+        refuse(new, f"has no effect with --init_from={FLAGS.init_from}: all weights are loaded")
     if isinstance(model, DecoderConfig):
         check_used(
             (changed(["lora_alpha"]), model.lora_rank, "is for low-rank updates: give --lora_rank, too"),
