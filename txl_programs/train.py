@@ -217,20 +217,40 @@ def size_of_text(data, vocab=None):
     return level, n_bytes, n_bytes / BYTES[level]
 
 
+def model_group(source):
+    """Returns the class of the model's hyper-parameters: that of --model if it is given, else that of a run.
+
+    Args:
+        source: the existing run or the one of --init_from; `None` without both, for the default of --model.
+    """
+    return MODELS[FLAGS.model] if FLAGS["model"].present or source is None else source.family.config
+
+
 def settings_of(folder):
     """Returns `(group, settings)`: the class of the model's hyper-parameters, and values for flags that are not given.
 
-    `settings` is `{"data": ..., "model": ..., "training": ...}`, each with values by name. They come from the existing
-    run, from --init_from or from a preset. The function logs the preset or the schedule that it chooses.
+    `settings` is `{"data": ..., "model": ..., "training": ...}`, each with values by name. The first row that applies
+    decides where they come from:
+
+        the run exists, and no flag names a text    all settings of the run
+        the run exists, and --init_from             "model" and "training" of the run, and "data" that it inherited
+        --init_from, for a new run                  "model", batches and inherited "data" of the run that it names, and
+                                                    the schedule by --train_steps or by the size of the text
+        the run exists, and --preset or own text    "model" and "training" of the run, and of --preset what it lacks
+        --preset or own text, for a new run         "model" and "training" of the preset that is given or chosen
+        otherwise                                   none: the defaults of the flags
+
+    Own text is --data_path without --dataset, or --dataset=text. Except in the first row and on a TPU, own text changes
+    the default of `sample_tokens`, too. The function logs the preset or the schedule that it chooses.
 
     Raises:
         ParameterError: --preset has no effect, or a flag does not fit the run.
     """
     resumed = settings_to_resume(folder, TEXT_FLAGS)
     if resumed:
-        return (MODELS[FLAGS.model] if FLAGS["model"].present else folder.family.config), resumed
+        return model_group(folder), resumed
     origin, settings = origin_of(folder, "language_model")
-    group = origin.family.config if origin and not FLAGS["model"].present else MODELS[FLAGS.model]
+    group = model_group(origin)
     if FLAGS.preset and origin:
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
