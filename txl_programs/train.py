@@ -412,31 +412,36 @@ def check_used_in_evaluation(folder, data):
         data: the corpus that the flags name, see `data_arguments`; empty if they name none.
     """
     config = folder.read_config() if folder.has_config() else {}
-    run = {}
+    recorded = {}
     for part in ("vocab", "data", "model", "training"):
-        run |= config.get(part, {})
-    run["init_from"] = config.get("init_from", {}).get("model_dir")
+        recorded |= config.get(part, {})
+    recorded["init_from"] = config.get("init_from", {}).get("model_dir")
 
     def differing(group, *but):
         """Returns the flags of a group, except `but`, that are given with another value than that of the run."""
         flags_given = values(group, given_only=True)
-        names = [name for name, value in flags_given.items() if value != run.get(name, FLAGS[name].default)]
+        names = [name for name, value in flags_given.items() if value != recorded.get(name, FLAGS[name].default)]
         return [name for name in names if name not in but]
 
-    text = differing(TextConfig, "seed", *TEXT_FLAGS, *READING)
-    why = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
-    evaluation = EvaluationConfig.names()
-    training = [*differing(TrainingConfig, *evaluation), *differing(OptimizerConfig), *given(["preset"])]
+    text_flags = differing(TextConfig, "seed", *TEXT_FLAGS, *READING)
+    training_flags = [
+        *differing(TrainingConfig, *EvaluationConfig.names()),
+        *differing(OptimizerConfig),
+        *given(["preset"]),
+    ]
     # 0 turns a rate off, as every evaluation does: commands of the original give --dropout=0.0.
-    training += [name for name in differing(folder.family.config) if name in TRAINING_ONLY and FLAGS[name].value]
+    training_flags += [x for x in differing(folder.family.config) if x in TRAINING_ONLY and FLAGS[x].value]
+    tgt_len_flag = [name for name in differing(EvaluationConfig) if name == "tgt_len"]
+    without_text = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
     has_segments = not FLAGS.sliding_window or FLAGS.max_eval_batch > 0  # the batches decide how many tokens to read
-    tgt_len = [name for name in differing(EvaluationConfig) if name == "tgt_len"]
+    # With a text on the command line, this may be the training command with --do_eval_only: its flags are accepted.
+    may_be_training = bool(data)
     rules = (
-        (text, data and not FLAGS.eval_path, why),
-        (training, data, "is for training: leave it out of an evaluation"),
-        (changed(["lora_alpha"]), data or run.get("lora_rank"), "is for a run with --lora_rank"),
-        (changed(["eval_split"]), data or not FLAGS.eval_path, "has no effect with --eval_path"),
-        (tgt_len, data or has_segments, "has no effect with --sliding_window"),
+        (text_flags, data and not FLAGS.eval_path, without_text),
+        (training_flags, may_be_training, "is for training: leave it out of an evaluation"),
+        (changed(["lora_alpha"]), may_be_training or recorded.get("lora_rank"), "is for a run with --lora_rank"),
+        (changed(["eval_split"]), may_be_training or not FLAGS.eval_path, "has no effect with --eval_path"),
+        (tgt_len_flag, may_be_training or has_segments, "has no effect with --sliding_window"),
     )
     check_used(*((outside_flag_files(names), used, why) for names, used, why in rules))
 
