@@ -37,7 +37,7 @@ from txl_tf.runs.callbacks import (
     step_of,
 )
 from txl_tf.runs.checkpoints import RunCheckpoints
-from txl_tf.runs.families.record import family_of
+from txl_tf.runs.families.record import Family, family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.origin import Origin
@@ -120,14 +120,7 @@ def train_run(
     """
     family = family_of(type(model))
     machine = machine or MachineConfig()
-    if machine.strategy not in family.run.strategies:
-        allowed = list(family.run.strategies)
-        message = f"strategy must be one of {', '.join(allowed)} for {family.run.kind}, got {machine.strategy}"
-        raise ParameterError("strategy", machine.strategy, allowed, message)
-    if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
-        whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
-        message = f"matmul_precision={machine.matmul_precision} has no effect on {whose}"
-        raise ParameterError("matmul_precision", machine.matmul_precision, ["float32"], message)
+    _check_machine(family, machine, training)
     folder = RunFolder(folder, family=family)
     # A resumed run does not read `warm_start_path`. With `init_from`, it may be a name, which `Origin` looks up.
     if training.warm_start_path and not training.init_from and not folder.steps():
@@ -138,7 +131,18 @@ def train_run(
     chief = is_chief(strategy)
     final = final or (family.final and family.final())
     origin = Origin(folder, training.init_from) if training.init_from else None
-    run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin, tuple(callbacks))
+    run = family.run(
+        folder=folder,
+        strategy=strategy,
+        data=data,
+        model_config=model,
+        optimizer=optimizer,
+        training=training,
+        machine=machine,
+        final=final,
+        origin=origin,
+        own_callbacks=tuple(callbacks),
+    )
     if origin:
         origin.check(family, model, training.extend_vocab)
     run.prepare()
@@ -157,12 +161,24 @@ def train_run(
         run.make_model(keras_optimizer)
         if folder.steps():
             folder.check_parts(run.model)
-        parts = own_parts(run.model, count_keras=False)
-        config |= {"own_parts": parts} if parts else {}
+        if parts := own_parts(run.model, count_keras=False):
+            config["own_parts"] = parts
         state = run.restore()
         if chief:
             folder.write_config(config, run.corpus.vocabs)
         return run.train(state)
+
+
+def _check_machine(family: Family, machine: MachineConfig, training: RunConfig) -> None:
+    """Raises ParameterError if the models of the family cannot be trained with this strategy or `matmul_precision`."""
+    if machine.strategy not in family.run.strategies:
+        allowed = list(family.run.strategies)
+        message = f"strategy must be one of {', '.join(allowed)} for {family.run.kind}, got {machine.strategy}"
+        raise ParameterError("strategy", machine.strategy, allowed, message)
+    if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
+        whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
+        message = f"matmul_precision={machine.matmul_precision} has no effect on {whose}"
+        raise ParameterError("matmul_precision", machine.matmul_precision, ["float32"], message)
 
 
 def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
