@@ -36,7 +36,7 @@ from txl_tf.runs.callbacks import (
     cut_log,
     step_of,
 )
-from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.checkpoints import Resumed, RunCheckpoints
 from txl_tf.runs.families.record import Family, family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
@@ -448,11 +448,10 @@ class Run:
         self.board.set_model(model)
         self.log_model()
 
-    def restore(self) -> tuple:
+    def restore(self) -> Resumed:
         """Sets the weights from the newest checkpoint of the run, or else from `origin` or from `warm_start_path`.
 
-        Returns:
-            `(carried, sums)` of `RunCheckpoints.restore`; `(None, None)` if the training does not resume.
+        Returns the other state of the training, which is empty if it does not resume.
         """
         step = self.checkpoints.newest_whole()
         # All workers take the chief's checkpoint. Only integers can be sent, so -1 stands for `None`.
@@ -471,9 +470,9 @@ class Run:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path, check_finite=True)
         self.model.inner_optimizer.start_average(self.model.trainable_variables)
-        return None, None
+        return Resumed()
 
-    def train(self, state: tuple) -> dict:
+    def train(self, state: Resumed) -> dict:
         """Trains and evaluates the model. Returns the results of `finish`, which the tracker gets, too.
 
         Args:
@@ -514,7 +513,7 @@ class Run:
         if "val_loss" in logs:
             self.sample()
 
-    def fit(self, state: tuple) -> None:
+    def fit(self, state: Resumed) -> None:
         """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`.
 
         If the training is done already, only replaces the weights by their moving average, if there is one.
@@ -528,42 +527,16 @@ class Run:
         """
         model = self.model
         training = self.training
-        checkpoints = self.checkpoints
-        start = step_of(model)
-        # With sums, the validation of the current interval is still to come. After it, `RunState` may stop.
-        stops_early = state[1] is None and checkpoints.stops_early(training, start)
-        if stops_early or start >= training.train_steps:
-            why = f"no better validation for patience={training.patience} steps" if stops_early else f"{start} steps"
-            longer = "" if stops_early else ". A larger train_steps continues the training"
-            logger.info("already trained: %s, train_steps=%d%s", why, training.train_steps, longer)
+        if self.is_trained(state):
             # Sets the moving average of the weights, as the end of `fit` does.
             model.optimizer.finalize_variable_values(model.trainable_variables)
             return
-        if start % model.steps_per_execution:
-            allowed = f"a divisor of {start}, the step from which training resumes"
-            message = f"steps_per_execution={model.steps_per_execution} must divide {start}, "
-            message += "the step from which training resumes"
-            raise ParameterError("steps_per_execution", model.steps_per_execution, allowed, message)
+        self.check_steps_per_execution()
+        start = step_of(model)
         stop = StopOnSignal(model)
-        others = [
-            CheckFinite(checkpoints),
-            Validate(self.validation(), stop, training, checkpoints),
-            Progress(training, self.as_text, self.tokens_per_step(), self.samples),
-            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.add_metric(logs)),
-        ]
-        if checkpoints.write:
-            log_file = self.folder.log_file
-            metrics = self.metrics
-            validated = self.validated
-            # With sums, the interval has not ended, even if `start` is its last step: its line will be written again.
-            cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
-            if self.samples:
-                others.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
-            csv_logger = StepCSVLogger(log_file, metrics, checkpoints, validated)
-            others += [self.board, csv_logger]
-        others += self.own_callbacks  # after the callbacks that add values to the logs of an epoch
+        callbacks = self.make_callbacks(state, stop)
         # `before_epoch_end` must be called before all callbacks, and `RunState` after all, see there.
-        run_state = RunState(checkpoints, state, training, others)
+        run_state = RunState(self.checkpoints, state, training, callbacks)
         first = keras.callbacks.LambdaCallback(on_epoch_end=run_state.before_epoch_end)
         stopped = False
         with stop:
@@ -575,15 +548,62 @@ class Run:
                     steps_per_epoch=training.iterations,
                     shuffle=False,
                     verbose=0,
-                    callbacks=[first, *others, run_state],
+                    callbacks=[first, *callbacks, run_state],
                 )
             except Stopped:
                 run_state.save(mid_interval=True)
                 stopped = True
             if stopped or stop.received:  # a signal may have come after the last step
-                saved = f"step {step_of(model)} is saved as {checkpoints.latest}"
+                saved = f"step {step_of(model)} is saved as {self.checkpoints.latest}"
                 logger.info("%s: %s; the same command resumes from this checkpoint", stop.reason, saved)
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
+
+    def is_trained(self, state: Resumed) -> bool:
+        """Whether no step is left to train; logs why. An open interval may still end the training, see `RunState`."""
+        step = step_of(self.model)
+        training = self.training
+        stops_early = not state.interval_is_open and self.checkpoints.stops_early(training, step)
+        if not stops_early and step < training.train_steps:
+            return False
+        why = f"no better validation for patience={training.patience} steps" if stops_early else f"{step} steps"
+        longer = "" if stops_early else ". A larger train_steps continues the training"
+        logger.info("already trained: %s, train_steps=%d%s", why, training.train_steps, longer)
+        return True
+
+    def check_steps_per_execution(self) -> None:
+        """Raises ParameterError unless `steps_per_execution` divides the step from which the training resumes."""
+        step = step_of(self.model)
+        if step % self.model.steps_per_execution:
+            allowed = f"a divisor of {step}, the step from which training resumes"
+            message = f"steps_per_execution={self.model.steps_per_execution} must divide {step}, "
+            message += "the step from which training resumes"
+            raise ParameterError("steps_per_execution", self.model.steps_per_execution, allowed, message)
+
+    def make_callbacks(self, state: Resumed, stop: StopOnSignal) -> list[keras.callbacks.Callback]:
+        """The callbacks of `fit` in the order of their calls, except `RunState`. Cuts `log.csv` at the current step.
+
+        Args:
+            state: result of `restore`.
+            stop: see `Validate`.
+        """
+        checkpoints = self.checkpoints
+        callbacks: list[keras.callbacks.Callback] = [
+            CheckFinite(checkpoints),
+            Validate(self.validation(), stop, self.training, checkpoints),
+            Progress(self.training, self.as_text, self.tokens_per_step(), self.samples),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.add_metric(logs)),
+        ]
+        if checkpoints.write:
+            log_file = self.folder.log_file
+            metrics = self.metrics
+            validated = self.validated
+            step = step_of(self.model)
+            # The line of an open interval will be written again, even if this is the last step of the interval.
+            cut_log(log_file, step - 1 if state.interval_is_open else step, metrics, validated)
+            if self.samples:
+                callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
+            callbacks += [self.board, StepCSVLogger(log_file, metrics, checkpoints, validated)]
+        return [*callbacks, *self.own_callbacks]  # after the callbacks that add values to the logs of an epoch
 
     def record_validation(self, results: dict[str, float]) -> None:
         """Adds the validation after the last step to `log.csv` and the curves. Saves the weights if they are the best.
