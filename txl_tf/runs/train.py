@@ -209,7 +209,16 @@ def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
 
 @dataclasses.dataclass
 class Run:
-    """One training run. `train_run` makes it, and calls its methods in the order of the third section.
+    """One training run. `train_run` makes it, and calls its methods in this order:
+
+        prepare         completes the settings
+        read            reads the data; calls `open_corpus` and `from_data`
+        shared          returns what all workers must have in common; only called with several workers
+        choose_threads  sets TensorFlow's threads
+        config          returns the content of `config.json`
+        make_model      calls `options`, `start` and `log_model`
+        restore         sets the weights
+        train           calls `fit`, which calls `validation` and `batches`, and then `finish`
 
     The subclass of a task defines how data are read and batched, and how the model is evaluated. It must define the
     methods of the first section, and may override those of the second.
@@ -294,6 +303,14 @@ class Run:
         """`"data"` of the run's `config.json`; `None` for a new run."""
         return self.folder.read_config()["data"] if self.folder.steps() and self.folder.has_config() else None
 
+    def data_config(self) -> dict:
+        """The value of `"data"` in `config.json`."""
+        return self.data.to_dict()
+
+    def measured(self) -> dict:
+        """`{name: value}` of the properties of the data that `"training"` of `config.json` records besides settings."""
+        return {}
+
     def choose_threads(self) -> None:
         """Sets TensorFlow's threads, from what is known about the model once the data is read."""
 
@@ -346,7 +363,7 @@ class Run:
     def sample(self) -> None:
         """Logs and records text that the model generates. It must not change the state of the training."""
 
-    # ---------------------------------------------------------------------------------- in the order of their calls
+    # ----------------------------------------------------- what train_run calls, besides prepare and choose_threads
 
     def read(self) -> None:
         """Reads the data, and completes the hyper-parameters with those that the data decides.
@@ -372,20 +389,6 @@ class Run:
         # `replace` makes a new group, which checks all its values. Only the new ones need it.
         with already_checked(type(self.model_config), self.model_config):
             self.model_config = dataclasses.replace(self.model_config, **settings)
-
-    def config(self) -> dict:
-        """The content of `config.json`."""
-        family = self.folder.family
-        settings = {}
-        for group in (self.machine, self.final, self.training):  # if two have a setting, that of the training counts
-            settings |= group.to_dict() if group else {}
-        recorded = *family.batching, *RECORDED, *family.recorded
-        return {
-            **family.config_content(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
-            "training": {**{name: settings[name] for name in recorded}, **self.measured(), **self.optimizer.to_dict()},
-            "fingerprints": self.fingerprints,
-            **({"init_from": self.origin.record(self.training)} if self.origin else {}),
-        }
 
     def shared(self) -> tuple[dict, dict]:
         """What several workers must have in common: `(settings, paths)` of `check_same_on_workers`.
@@ -417,13 +420,19 @@ class Run:
         of_data = {f"data.{name}": data[name] for name in paths if data.get(name)}
         return {"family": family.name, **settings}, of_data
 
-    def data_config(self) -> dict:
-        """The value of `"data"` in `config.json`."""
-        return self.data.to_dict()
-
-    def measured(self) -> dict:
-        """`{name: value}` of the properties of the data that `"training"` of `config.json` records besides settings."""
-        return {}
+    def config(self) -> dict:
+        """The content of `config.json`."""
+        family = self.folder.family
+        settings = {}
+        for group in (self.machine, self.final, self.training):  # if two have a setting, that of the training counts
+            settings |= group.to_dict() if group else {}
+        recorded = *family.batching, *RECORDED, *family.recorded
+        return {
+            **family.config_content(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
+            "training": {**{name: settings[name] for name in recorded}, **self.measured(), **self.optimizer.to_dict()},
+            "fingerprints": self.fingerprints,
+            **({"init_from": self.origin.record(self.training)} if self.origin else {}),
+        }
 
     def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Makes and compiles the model, builds its optimizer, and prepares its checkpoints and TensorBoard."""
@@ -489,29 +498,7 @@ class Run:
             tracked.log_results(trackers.final(results))
         return results
 
-    def log_best(self) -> None:
-        """Logs which step had the best validation, unless it is the last, or programs open its weights by default."""
-        best = self.folder.find_best() if self.checkpoints.write else None
-        if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
-            monitor = self.folder.family.monitor
-            result = self.as_text({monitor: best[monitor]}, "val_")
-            logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], result)
-
-    def add_metric(self, logs: dict) -> None:
-        """Adds the losses of training and validation in the unit `metric` to `logs`, if there is such a unit."""
-        for prefix in ("", "val_"):
-            if self.metric and prefix + "loss" in logs:
-                logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
-
-    def show_text(self, name: str, text: str) -> None:
-        """Writes a text for TensorBoard at the current step, if this worker is the chief."""
-        if self.checkpoints.write:
-            self.board.log_text(name, text, step_of(self.model))
-
-    def sample_if_validated(self, epoch: int, logs: dict) -> None:
-        """Calls `sample` at the end of an interval of steps that has a validation."""
-        if "val_loss" in logs:
-            self.sample()
+    # --------------------------------------------------------------------------- parts of the training, and helpers
 
     def fit(self, state: Resumed) -> None:
         """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`.
@@ -605,6 +592,33 @@ class Run:
             callbacks += [self.board, StepCSVLogger(log_file, metrics, checkpoints, validated)]
         return [*callbacks, *self.own_callbacks]  # after the callbacks that add values to the logs of an epoch
 
+    def add_metric(self, logs: dict) -> None:
+        """Adds the losses of training and validation in the unit `metric` to `logs`, if there is such a unit."""
+        for prefix in ("", "val_"):
+            if self.metric and prefix + "loss" in logs:
+                logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
+
+    def sample_if_validated(self, epoch: int, logs: dict) -> None:
+        """Calls `sample` at the end of an interval of steps that has a validation."""
+        if "val_loss" in logs:
+            self.sample()
+
+    def save_average(self) -> None:
+        """If there is a moving average, which `fit` has put into the weights, writes them to the folder `ema`.
+
+        Raises ValueError if a weight is not finite.
+        """
+        if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
+            return
+        step = step_of(self.model)
+        self.checkpoints.check_weights()
+        if self.checkpoints.write:
+            self.folder.ema.save_weights(self.model, step)
+        logger.info(
+            "averaged weights: %s (open them with --ckpt_path; in train.py, --eval_ckpt_path)",
+            self.folder.ema.checkpoint(step),
+        )
+
     def record_validation(self, results: dict[str, float]) -> None:
         """Adds the validation after the last step to `log.csv` and the curves. Saves the weights if they are the best.
 
@@ -624,21 +638,18 @@ class Run:
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
 
-    def save_average(self) -> None:
-        """If there is a moving average, which `fit` has put into the weights, writes them to the folder `ema`.
-
-        Raises ValueError if a weight is not finite.
-        """
-        if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
-            return
-        step = step_of(self.model)
-        self.checkpoints.check_weights()
+    def show_text(self, name: str, text: str) -> None:
+        """Writes a text for TensorBoard at the current step, if this worker is the chief."""
         if self.checkpoints.write:
-            self.folder.ema.save_weights(self.model, step)
-        logger.info(
-            "averaged weights: %s (open them with --ckpt_path; in train.py, --eval_ckpt_path)",
-            self.folder.ema.checkpoint(step),
-        )
+            self.board.log_text(name, text, step_of(self.model))
+
+    def log_best(self) -> None:
+        """Logs which step had the best validation, unless it is the last, or programs open its weights by default."""
+        best = self.folder.find_best() if self.checkpoints.write else None
+        if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
+            monitor = self.folder.family.monitor
+            result = self.as_text({monitor: best[monitor]}, "val_")
+            logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], result)
 
 
 class EpochRun(Run):
