@@ -98,7 +98,7 @@ def open_corpus(
     return build_corpus(**options, vocab=vocab, extend_vocab=extend_vocab)
 
 
-def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
+def open_corpus_of_run(folder: RunFolder, data: dict | None = None) -> Corpus:
     """The corpus that a run was trained on, or that of `data`.
 
     A prepared folder is opened as it is. The setting `raw_text` is that of `data` or, without it, that of the run. If
