@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from txl_config import Config
 from txl_config.errors import ParameterError
 from txl_programs.flag_values import FLAGS, given, refuse, unused
 
@@ -85,6 +86,18 @@ def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, An
     if "init_from" in config:
         training = {**training, "init_from": config["init_from"]["model_dir"]}
     return {"data": config["data"], "model": config["model"], "training": training}
+
+
+def check_model_of_run(folder: RunFolder, models: Mapping[str, type[Config]]) -> None:
+    """Raises ParameterError if --model is given and the run in `folder` has another model.
+
+    Args:
+        folder: folder of the run.
+        models: `{value of --model: class of its hyper-parameters}`.
+    """
+    if FLAGS["model"].present and models[FLAGS.model] is not folder.family.config:
+        message = f"model must be {folder.family.name}, as in model_dir {folder}, got {FLAGS.model}"
+        raise ParameterError("model", FLAGS.model, folder.family.name, message)
 
 
 # Settings of a preset that depend on the size of the data, on the machine or on --train_steps.

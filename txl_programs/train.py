@@ -64,7 +64,7 @@ from txl_programs.flag_values import (
     unused,
     values,
 )
-from txl_programs.opening import check_preset_of_run, origin_of, settings_to_resume
+from txl_programs.opening import check_model_of_run, check_preset_of_run, origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
@@ -456,9 +456,7 @@ def evaluate(folder):
     from txl_tf.runs.origin import check_origin
 
     group = folder.family.config
-    if FLAGS["model"].present and MODELS[FLAGS.model] is not group:
-        message = f"model must be {folder.family.name}, as in model_dir {folder}, got {FLAGS.model}"
-        raise ParameterError("model", FLAGS.model, folder.family.name, message)
+    check_model_of_run(folder, MODELS)
     data = data_arguments()
     check_used((READING, data or FLAGS.eval_path, "is for a text that --data_path or --eval_path names"))
     check_used_in_evaluation(folder, data)
