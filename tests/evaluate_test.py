@@ -14,7 +14,7 @@ from txl_tf.data.vocabulary import unescape
 from txl_tf.runs import evaluate as evaluation_module
 from txl_tf.runs.evaluate import Evaluator, evaluate_run
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import corpus_of
+from txl_tf.runs.setup import open_corpus_of_run
 from txl_tf.runs.weights import CheckpointGone, MisfitError
 
 
@@ -36,7 +36,7 @@ def test_evaluation_takes_the_checkpoint_and_settings_it_is_told(trained_run):
     model = {"mem_len": 20, "same_length": True, "clamp_len": 9}
     lm, _ = txl_tf.load_run(trained, **model)
     mems, nll = None, []
-    for tokens, labels in txl_tf.segments(corpus_of(RunFolder(trained)).splits["train"], 4, 3).take(10):
+    for tokens, labels in txl_tf.segments(open_corpus_of_run(RunFolder(trained)).splits["train"], 4, 3).take(10):
         found, mems = lm.score(tokens, labels, mems)
         nll.append(found)
     assert evaluate(trained, model=model, **told) == {"train": pytest.approx(np.mean(nll), rel=1e-5)}

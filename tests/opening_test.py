@@ -161,14 +161,28 @@ def test_flags_of_translations_are_for_a_training_that_makes_some(resumed):
 
 
 @pytest.mark.parametrize("resumed", ["tools/train_ner.py"], indirect=True)
-def test_flags_that_the_network_or_the_tags_do_not_use_are_refused(resumed):
+def test_another_model_than_that_of_the_run_is_refused_first(resumed):
+    """It would ask for settings that this run does not have: FLAT needs a lexicon, and TENER has none."""
+    settings, _ = resumed
+    assert settings("--model=tener") == settings()
+    for flags in ("--model=flat", "--model=flat --train_path=a", "--model=bilstm --attn_type=transformer"):
+        with raises_parameter("model", flags.split()[0].removeprefix("--model=")):
+            settings(*flags.split())
+
+
+@pytest.mark.parametrize("resumed", ["tools/train_ner.py"], indirect=True)
+def test_flags_that_the_network_or_the_tags_do_not_use_are_refused(resumed, tmp_path):
     settings, _ = resumed
     assert settings("--nokey_position_term", "--noconstraints")["model"].key_position_term is False
     for flags, name, value in [
         ("--attn_type=transformer --nokey_position_term", "key_position_term", False),
         ("--tag_scheme=none --noconstraints", "constraints", False),
         ("--d_bigram=9", "d_bigram", 9),  # the run has no bigrams
-        ("--train_path=a --nobigrams --lexicon=b --model=flat --d_bigram=9", "d_bigram", 9),
+        (
+            f"--model_dir={tmp_path / 'new'} --train_path=a --nobigrams --lexicon=b --model=flat --d_bigram=9",
+            "d_bigram",
+            9,
+        ),
     ]:
         with raises_parameter(name, value):
             settings(*flags.split())

@@ -32,7 +32,7 @@ from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import Origin
-from txl_tf.runs.setup import corpus_of, open_corpus
+from txl_tf.runs.setup import open_corpus, open_corpus_of_run
 from txl_tf.runs.train import Run
 from txl_tf.runs.weights import weights_by_name
 
@@ -78,7 +78,7 @@ def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained
     assert_variables_equal(read_checkpoint(run_dir / "ckpt-4"), found)
     assert evaluate_run(run_dir)["valid"] == pytest.approx(results["valid"], rel=1e-5)
     average_checkpoints(str(run_dir), str(tmp_path / "mean"), num_last_checkpoints=2)
-    assert corpus_of(RunFolder(tmp_path / "mean")).vocab.symbols == symbols
+    assert open_corpus_of_run(RunFolder(tmp_path / "mean")).vocab.symbols == symbols
     settings = Origin(folder, source).settings
     assert settings["model"] == folder.read_config()["model"] and settings["training"]["train_steps"] == 4
 

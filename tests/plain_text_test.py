@@ -26,7 +26,7 @@ from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families.language_model import LanguageModelRun
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import score_lines
-from txl_tf.runs.setup import corpus_of, encode_text
+from txl_tf.runs.setup import encode_text, open_corpus_of_run
 
 LINES = ["First line é", "", "second line of it", "a a a", "the  end"] * 8
 ENDS = {"lf": "\n", "crlf": "\r\n", "cr": "\r", "mixed": None}
@@ -296,7 +296,7 @@ def test_the_text_of_a_run_of_an_earlier_version_keeps_its_tokens(tmp_path, smal
         assert folder.load_vocab().raw_text == raw_text  # nothing else says how the text was read
         assert ("raw_text" in folder.read_config()["vocab"]) == (not raw_text)
         resumed = LanguageModelRun(folder, None, data, None, None, None, None)
-        for found in (corpus_of(folder), resumed.open_corpus()):
+        for found in (open_corpus_of_run(folder), resumed.open_corpus()):
             assert found.vocab.symbols == made.vocab.symbols and found.vocab.raw_text == raw_text
             for split, tokens in made.splits.items():
                 np.testing.assert_array_equal(found.splits[split], tokens)

@@ -18,7 +18,7 @@ from txl_tf.data.text.texts import FilePart, find_files, find_named_files, have_
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.families.language_model import LanguageModelRun
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import corpus_of
+from txl_tf.runs.setup import open_corpus_of_run
 
 DOCUMENTS = ["the first one\n", "zweites: äöü\n\nmit Absatz", 'quotes " and \\ and \u2028 no line\x85end', "x"]
 JSON = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2) + "\n" for i, text in enumerate(DOCUMENTS))
@@ -384,8 +384,8 @@ def test_a_run_that_recorded_options_without_effect_is_opened_and_resumes(tmp_pa
         data = {"dataset": dataset, "data_path": data_path, **ignored}
         run.create(data, model, [made.vocab], small_lm(n_layer=1, n_token=len(made.vocab)), step=1)
         resumed = LanguageModelRun(run, None, data, None, None, None, None)
-        for found in (corpus_of(run), resumed.open_corpus()):
+        for found in (open_corpus_of_run(run), resumed.open_corpus()):
             for split, tokens in made.splits.items():
                 np.testing.assert_array_equal(found.splits[split], tokens)
         with raises_parameter("seed" if dataset == "ptb" else "num_shuffle", 9):  # not what the run has recorded
-            corpus_of(run, {**data, "seed" if dataset == "ptb" else "num_shuffle": 9})
+            open_corpus_of_run(run, {**data, "seed" if dataset == "ptb" else "num_shuffle": 9})

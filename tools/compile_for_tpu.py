@@ -77,7 +77,7 @@ from txl_tf.language.generation import TextState, next_token, precompute_for
 from txl_tf.language.sampling import check_sampling, no_history
 from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import corpus_of
+from txl_tf.runs.setup import open_corpus_of_run
 
 
 @dataclasses.dataclass
@@ -256,7 +256,7 @@ def make_case():
         family = folder.family
         model = config["model"]
         settings = {**settings, **config["training"], **values(names, given_only=True)}
-        tokens = corpus_of(folder).splits["train"] if model["cutoffs"] else None
+        tokens = open_corpus_of_run(folder).splits["train"] if model["cutoffs"] else None
     elif FLAGS.n_token is None:
         reason = f"{FLAGS.model_dir} is no run" if FLAGS.model_dir else "there is no model_dir"
         message = f"{reason}: give n_token, the size of the vocabulary, and cutoffs"

@@ -184,7 +184,7 @@ def outside_flag_files(names: Sequence[str]) -> list[str]:
 def newly_given(names: Iterable[str], recorded: Mapping[str, Any]) -> list[str]:
     """Returns those of the `names` that the command line itself sets, to other values than the defaults and the run's.
 
-    A flag file may have flags for several commands, and a run resumes with the flags with which it began.
+    So flags that a user only repeats, from a flag file or from the first command of the run, are not refused.
 
     Args:
         names: names of flags.

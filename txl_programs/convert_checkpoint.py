@@ -27,7 +27,7 @@ such a run, and Transformer-XL checkpoints of the hub, with --model_dir=hf://OWN
 from absl import flags
 
 from txl_config import DATASETS, ModelConfig
-from txl_programs.flag_values import FLAGS, check_used, define_flags, values
+from txl_programs.flag_values import FLAGS, define_flags, refuse, values
 from txl_programs.program import read_flags, run
 
 PAPER_DATASETS = [name for name in DATASETS if name not in ("pydoc", "text")]
@@ -149,7 +149,7 @@ def check_flags(what, taken):
     fits = what == "--to_tf1" or not FLAGS.to_tf1
     own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
     other_flags = [flag.name for flag in own if flag.name not in taken and not (flag.name == "to_tf1" and fits)]
-    check_used((other_flags, False, f"is not for {what}, which takes {', '.join(taken)}"))
+    refuse(other_flags, f"is not for {what}, which takes {', '.join(taken)}")
 
 
 def main():

@@ -35,7 +35,7 @@ from txl_config.data import INFO_FILE
 from txl_config.memory import training_memory
 from txl_config.presets import PRESETS
 from txl_config.training import AUTO
-from txl_programs.flag_values import FLAGS, check_used, completed, config_of, define_flags, optimizer_config
+from txl_programs.flag_values import FLAGS, check_used, completed, config_of, define_flags, optimizer_config, refuse
 from txl_programs.program import read_flags, run
 
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
@@ -89,8 +89,8 @@ def vocabulary():
         check_used((("data_dir",), size == n_token, f"has no effect: it has {size} symbols, got --n_token={n_token}"))
     if n_token is None and is_prepared:
         info = read_info(info_file)
+        refuse(["cutoffs"], f"has no effect: the prepared data_dir {FLAGS.data_dir} has cutoffs of its own")
         check_used(
-            (("cutoffs",), False, f"has no effect: the prepared data_dir {FLAGS.data_dir} has cutoffs of its own"),
             (
                 ("dataset",),
                 info.get("dataset") in (None, FLAGS.dataset),
@@ -149,8 +149,8 @@ def settings():
         data = config["data"]
         has = f"model_dir {folder} is an existing run, which has"
         same_folder = bool(FLAGS.data_dir and data.get("data_dir")) and same_path(FLAGS.data_dir, data["data_dir"])
+        refuse(["preset"], f"has no effect: {has} its settings already")
         check_used(
-            (("preset",), False, f"has no effect: {has} its settings already"),
             (("model",), MODELS[FLAGS.model] is folder.family.config, f"has no effect: {has} another kind of model"),
             (("data_dir",), same_folder, f"has no effect: {has} another text"),
             (("dataset",), FLAGS.dataset == data.get("dataset"), f"has no effect: {has} another text"),

@@ -108,13 +108,24 @@ def _value(field: dataclasses.Field) -> Any:
     return [int(x) for x in value] if value and _kind_of(field) == "Sequence[int]" else value
 
 
+# Whether these functions return the name of a flag that is ...
+#
+#                        on the command line itself   only in a flag file   with the default   with the run's value
+#   given                yes                          yes                   yes                yes
+#   changed              yes                          yes                   no                 yes
+#   outside_flag_files   yes                          no                    yes                yes
+#   newly_given          yes                          no                    no                 no
+#
+# The last two are in `command_line.py`. `outside_flag_files` takes names of flags that are given.
+
+
 def given(names: Iterable[str]) -> list[str]:
-    """Returns those of the `names` that are flags of this program and that the command line gives."""
+    """Returns those of the `names` that are flags of this program and that the command line or a flag file gives."""
     return [name for name in names if name in FLAGS and FLAGS[name].present]
 
 
 def changed(names: Iterable[str]) -> list[str]:
-    """Returns those of the `names` that are flags on the command line with another value than the default.
+    """Returns those of the `names` that the command line or a flag file gives with another value than the default.
 
     A command line may repeat the default of a flag to undo the value of a flag file.
     """
@@ -126,16 +137,27 @@ def unused(name: str, why: str) -> ParameterError:
     return ParameterError(name, FLAGS[name].value, "left out", f"--{name} {why}")
 
 
+def refuse(names: Iterable[str], why: str) -> None:
+    """Raises ParameterError if the command line gives one of these flags, which have no effect.
+
+    Args:
+        names: names of the flags.
+        why: why they have no effect. The message is the first of these flags on the command line, followed by `why`.
+    """
+    for name in given(names):
+        raise unused(name, why)
+
+
 def check_used(*rules: tuple[Collection[str], Any, str]) -> None:
     """Raises ParameterError if the command line gives a flag that would have no effect.
 
     Args:
-        *rules: `(names, used, why)` each: names of flags, whether these flags have an effect, and why not. The message
-            is the first of these flags on the command line, followed by `why`.
+        *rules: `(names, used, why)` each: names of flags, whether these flags have an effect, and why not, see
+            `refuse`.
     """
     for names, used, why in rules:
-        if not used and given(names):
-            raise unused(given(names)[0], why)
+        if not used:
+            refuse(names, why)
 
 
 def check_not_both(one: str, other: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from txl_config import Config
 from txl_config.errors import ParameterError
-from txl_programs.flag_values import FLAGS, check_used, given, unused
+from txl_programs.flag_values import FLAGS, given, refuse, unused
 
 if TYPE_CHECKING:  # slow to import: programs read their flags first
     from txl_tf.data.vocabulary import Vocab
@@ -79,12 +80,24 @@ def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, An
     """
     if not folder.steps() or not folder.has_config() or given(places):
         return None
-    check_used((("preset",), False, "has no effect on a run that resumes: it has its settings already"))
+    refuse(["preset"], "has no effect on a run that resumes: it has its settings already")
     config = folder.read_config()
     training = config.get("training", {})
     if "init_from" in config:
         training = {**training, "init_from": config["init_from"]["model_dir"]}
     return {"data": config["data"], "model": config["model"], "training": training}
+
+
+def check_model_of_run(folder: RunFolder, models: Mapping[str, type[Config]]) -> None:
+    """Raises ParameterError if --model is given and the run in `folder` has another model.
+
+    Args:
+        folder: folder of the run.
+        models: `{value of --model: class of its hyper-parameters}`.
+    """
+    if FLAGS["model"].present and models[FLAGS.model] is not folder.family.config:
+        message = f"model must be {folder.family.name}, as in model_dir {folder}, got {FLAGS.model}"
+        raise ParameterError("model", FLAGS.model, folder.family.name, message)
 
 
 # Settings of a preset that depend on the size of the data, on the machine or on --train_steps.

@@ -32,7 +32,16 @@ from collections.abc import Callable
 from absl import flags
 
 from txl_config import ColumnsConfig
-from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_flags, define_line_flags, values
+from txl_programs.flag_values import (
+    FLAGS,
+    changed,
+    check_not_both,
+    check_used,
+    define_flags,
+    define_line_flags,
+    refuse,
+    values,
+)
 from txl_programs.opening import with_checkpoint
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
@@ -177,14 +186,12 @@ def main() -> int | None:
     check_used((("constraints",), has_entities, "is for tags of entities, which this run does not have"))
     if FLAGS.tagged:
         check_left_out(values(("ray_address", "ray_workers")), "--tagged is for one machine")
-        check_used(
-            (changed(["strict"]), False, "is for lines: with --tagged, the program always ends at the first error")
-        )
+        refuse(changed(["strict"]), "is for lines: with --tagged, the program always ends at the first error")
         check_output()
         sentences = read_tagged(folder)
         pipeline = with_checkpoint(folder, functools.partial(open_pipeline, folder))
         return compare(sentences, pipeline, text_function(folder))
-    check_used((["list_wrong", *ColumnsConfig.names()], False, "is for --tagged"))
+    refuse(["list_wrong", *ColumnsConfig.names()], "is for --tagged")
     tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size)
     return int(tally.missing > 0)
 

@@ -60,10 +60,11 @@ from txl_programs.flag_values import (
     define_flags,
     given,
     optimizer_config,
+    refuse,
     unused,
     values,
 )
-from txl_programs.opening import check_preset_of_run, origin_of, settings_to_resume
+from txl_programs.opening import check_model_of_run, check_preset_of_run, origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
@@ -160,13 +161,13 @@ def check_model_flags(group, positions):
     """
     if group is TransformerLMConfig:
         only = "is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
-        check_used((("positions",), False, only))
+        refuse(["positions"], only)
         none = "is about distances, which --model=transformer does not have: leave it out"
-        check_used((changed(REFUSED["sinusoids"]), False, none))
+        refuse(changed(REFUSED["sinusoids"]), none)
     else:
         not_used = (*REFUSED["relative"], "pos_embed") if positions == "relative" else ("pos_embed",)
         none = "is about absolute positions in a segment, which --model=transformer_xl does not have: leave it out"
-        check_used((not_used, False, none))
+        refuse(not_used, none)
 
 
 def model_defaults(group, other_defaults):
@@ -216,20 +217,40 @@ def size_of_text(data, vocab=None):
     return level, n_bytes, n_bytes / BYTES[level]
 
 
+def model_group(source):
+    """Returns the class of the model's hyper-parameters: that of --model if it is given, else that of a run.
+
+    Args:
+        source: the existing run or the one of --init_from; `None` without both, for the default of --model.
+    """
+    return MODELS[FLAGS.model] if FLAGS["model"].present or source is None else source.family.config
+
+
 def settings_of(folder):
     """Returns `(group, settings)`: the class of the model's hyper-parameters, and values for flags that are not given.
 
-    `settings` is `{"data": ..., "model": ..., "training": ...}`, each with values by name. They come from the existing
-    run, from --init_from or from a preset. The function logs the preset or the schedule that it chooses.
+    `settings` is `{"data": ..., "model": ..., "training": ...}`, each with values by name. The first row that applies
+    decides where they come from:
+
+        the run exists, and no flag names a text    all settings of the run
+        the run exists, and --init_from             "model" and "training" of the run, and "data" that it inherited
+        --init_from, for a new run                  "model", batches and inherited "data" of the run that it names, and
+                                                    the schedule by --train_steps or by the size of the text
+        the run exists, and --preset or own text    "model" and "training" of the run, and of --preset what it lacks
+        --preset or own text, for a new run         "model" and "training" of the preset that is given or chosen
+        otherwise                                   none: the defaults of the flags
+
+    Own text is --data_path without --dataset, or --dataset=text. Except in the first row and on a TPU, own text changes
+    the default of `sample_tokens`, too. The function logs the preset or the schedule that it chooses.
 
     Raises:
         ParameterError: --preset has no effect, or a flag does not fit the run.
     """
     resumed = settings_to_resume(folder, TEXT_FLAGS)
     if resumed:
-        return (MODELS[FLAGS.model] if FLAGS["model"].present else folder.family.config), resumed
+        return model_group(folder), resumed
     origin, settings = origin_of(folder, "language_model")
-    group = origin.family.config if origin and not FLAGS["model"].present else MODELS[FLAGS.model]
+    group = model_group(origin)
     if FLAGS.preset and origin:
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
@@ -359,7 +380,7 @@ def train(folder):
     check_model_flags(group, getattr(model, "positions", "relative"))
     if FLAGS.init_from and not training.extend_vocab:  # extend_vocab adds new rows
         new = newly_given(INITIAL, settings["model"])
-        check_used((new, False, f"has no effect with --init_from={FLAGS.init_from}: all weights are loaded"))
+        refuse(new, f"has no effect with --init_from={FLAGS.init_from}: all weights are loaded")
     if isinstance(model, DecoderConfig):
         check_used(
             (changed(["lora_alpha"]), model.lora_rank, "is for low-rank updates: give --lora_rank, too"),
@@ -391,31 +412,36 @@ def check_used_in_evaluation(folder, data):
         data: the corpus that the flags name, see `data_arguments`; empty if they name none.
     """
     config = folder.read_config() if folder.has_config() else {}
-    run = {}
+    recorded = {}
     for part in ("vocab", "data", "model", "training"):
-        run |= config.get(part, {})
-    run["init_from"] = config.get("init_from", {}).get("model_dir")
+        recorded |= config.get(part, {})
+    recorded["init_from"] = config.get("init_from", {}).get("model_dir")
 
     def differing(group, *but):
         """Returns the flags of a group, except `but`, that are given with another value than that of the run."""
         flags_given = values(group, given_only=True)
-        names = [name for name, value in flags_given.items() if value != run.get(name, FLAGS[name].default)]
+        names = [name for name, value in flags_given.items() if value != recorded.get(name, FLAGS[name].default)]
         return [name for name in names if name not in but]
 
-    text = differing(TextConfig, "seed", *TEXT_FLAGS, *READING)
-    why = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
-    evaluation = EvaluationConfig.names()
-    training = [*differing(TrainingConfig, *evaluation), *differing(OptimizerConfig), *given(["preset"])]
+    text_flags = differing(TextConfig, "seed", *TEXT_FLAGS, *READING)
+    training_flags = [
+        *differing(TrainingConfig, *EvaluationConfig.names()),
+        *differing(OptimizerConfig),
+        *given(["preset"]),
+    ]
     # 0 turns a rate off, as every evaluation does: commands of the original give --dropout=0.0.
-    training += [name for name in differing(folder.family.config) if name in TRAINING_ONLY and FLAGS[name].value]
+    training_flags += [x for x in differing(folder.family.config) if x in TRAINING_ONLY and FLAGS[x].value]
+    tgt_len_flag = [name for name in differing(EvaluationConfig) if name == "tgt_len"]
+    without_text = "has no effect with --eval_path" if FLAGS.eval_path else "has no effect without --data_path"
     has_segments = not FLAGS.sliding_window or FLAGS.max_eval_batch > 0  # the batches decide how many tokens to read
-    tgt_len = [name for name in differing(EvaluationConfig) if name == "tgt_len"]
+    # With a text on the command line, this may be the training command with --do_eval_only: its flags are accepted.
+    may_be_training = bool(data)
     rules = (
-        (text, data and not FLAGS.eval_path, why),
-        (training, data, "is for training: leave it out of an evaluation"),
-        (changed(["lora_alpha"]), data or run.get("lora_rank"), "is for a run with --lora_rank"),
-        (changed(["eval_split"]), data or not FLAGS.eval_path, "has no effect with --eval_path"),
-        (tgt_len, data or has_segments, "has no effect with --sliding_window"),
+        (text_flags, data and not FLAGS.eval_path, without_text),
+        (training_flags, may_be_training, "is for training: leave it out of an evaluation"),
+        (changed(["lora_alpha"]), may_be_training or recorded.get("lora_rank"), "is for a run with --lora_rank"),
+        (changed(["eval_split"]), may_be_training or not FLAGS.eval_path, "has no effect with --eval_path"),
+        (tgt_len_flag, may_be_training or has_segments, "has no effect with --sliding_window"),
     )
     check_used(*((outside_flag_files(names), used, why) for names, used, why in rules))
 
@@ -430,9 +456,7 @@ def evaluate(folder):
     from txl_tf.runs.origin import check_origin
 
     group = folder.family.config
-    if FLAGS["model"].present and MODELS[FLAGS.model] is not group:
-        message = f"model must be {folder.family.name}, as in model_dir {folder}, got {FLAGS.model}"
-        raise ParameterError("model", FLAGS.model, folder.family.name, message)
+    check_model_of_run(folder, MODELS)
     data = data_arguments()
     check_used((READING, data or FLAGS.eval_path, "is for a text that --data_path or --eval_path names"))
     check_used_in_evaluation(folder, data)

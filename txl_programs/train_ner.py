@@ -37,8 +37,8 @@ from txl_config import (
     TrainingClusterConfig,
 )
 from txl_programs.command_line import newly_given
-from txl_programs.flag_values import FLAGS, changed, check_used, config_of, define_flags, optimizer_config
-from txl_programs.opening import origin_of, settings_to_resume
+from txl_programs.flag_values import FLAGS, changed, check_used, config_of, define_flags, optimizer_config, refuse
+from txl_programs.opening import check_model_of_run, origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig, "bilstm": BiLSTMTaggerConfig}
@@ -64,6 +64,8 @@ def main():
     from txl_tf.runs.train import train_run
 
     folder = RunFolder(FLAGS.model_dir, "tagger")
+    if folder.steps() and folder.has_config():  # the training would resume
+        check_model_of_run(folder, MODELS)
     settings = settings_to_resume(folder, ("dataset", "train_path"))
     if settings:
         family = folder.family
@@ -74,7 +76,7 @@ def main():
     model = MODELS[kind]
     model_flags = dict.fromkeys(name for group in MODELS.values() for name in group.names())
     unused_flags = [name for name in model_flags if name not in model.names()]
-    check_used((unused_flags, False, f"is not a flag of --model={kind}"))
+    refuse(unused_flags, f"is not a flag of --model={kind}")
     data = config_of(TaggedConfig, settings["data"])
     training = config_of(TaggerTrainingConfig, settings["training"])
     config = config_of(model, settings["model"])

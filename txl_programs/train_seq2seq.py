@@ -50,6 +50,7 @@ from txl_programs.flag_values import (
     define_flags,
     given,
     optimizer_config,
+    refuse,
     unused,
     values,
 )
@@ -189,10 +190,8 @@ def main():
     training = config_of(PairsTrainingConfig, settings["training"])
     new = newly_given(SearchConfig.names(), settings["training"])
     one_best = [name for name in new if name == "n_best"]
-    check_used(
-        (one_best, False, "is for txl-translate: a training counts only the best translation of a source"),
-        (new, training.eval_sources, "is for translations, and --eval_sources=0 makes none"),
-    )
+    refuse(one_best, "is for txl-translate: a training counts only the best translation of a source")
+    check_used((new, training.eval_sources, "is for translations, and --eval_sources=0 makes none"))
     search = dataclasses.replace(config_of(SearchConfig, settings["training"]), n_best=1)
     check_used((changed(["length_penalty"]), search.beam_size > 1, "is for a beam search: give --beam_size, too"))
     train_run(

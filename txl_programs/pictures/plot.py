@@ -142,7 +142,7 @@ from txl_tf.nn.positions import positional_encoding
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import metric_of
 from txl_tf.runs.same_run import check_text, check_vocab
-from txl_tf.runs.setup import corpus_of, encode_text
+from txl_tf.runs.setup import encode_text, open_corpus_of_run
 from txl_tf.vanilla.translator import Translator
 
 
@@ -360,7 +360,7 @@ def held_out(folder, vocab):
     """
     if FLAGS.text_path is not None:
         return encode_text(FLAGS.text_path, vocab, folder.read_config()["data"])[0]
-    corpus = corpus_of(folder)
+    corpus = open_corpus_of_run(folder)
     check_vocab(folder, [corpus.vocab], "Give a text_path")
     check_text(folder, {"valid": corpus.fingerprint("valid")}, "give a text_path")
     return np.asarray(corpus.splits["valid"][: FLAGS.max_tokens])

@@ -24,7 +24,7 @@ from txl_tf.config import RunConfig
 from txl_tf.data.text.batches import Segments
 from txl_tf.errors import ParameterError, brief
 from txl_tf.files import has_hard_links, naming_read_errors, naming_write_errors, write_atomic
-from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.checkpoints import Resumed, RunCheckpoints
 from txl_tf.runs.folder import logged_step
 from txl_tf.training.trained_model import is_scaled
 
@@ -235,7 +235,7 @@ class RunState(Callback):
 
     Args:
         checkpoints: the checkpoints of the run.
-        state: `(carried, sums)` of `RunCheckpoints.restore`; `(None, None)` for a run that does not resume.
+        state: the result of `RunCheckpoints.restore`; empty for a run that does not resume.
         training: settings of the training.
         other_callbacks: the callbacks that are called before this one.
 
@@ -246,7 +246,7 @@ class RunState(Callback):
 
     saved_step: int
 
-    def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: RunConfig, other_callbacks: list):
+    def __init__(self, checkpoints: RunCheckpoints, state: Resumed, training: RunConfig, other_callbacks: list):
         super().__init__()
         self.checkpoints = checkpoints
         self.carried, self.sums = state

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -39,6 +39,23 @@ from txl_tf.training.distribution import broadcast_from_chief
 from txl_tf.training.trained_model import SUMS
 
 logger = logging.getLogger("txl_tf")
+
+
+class Resumed(NamedTuple):
+    """The state of a training that resumes, besides weights and optimizer. A new training has none: both are `None`.
+
+    Attributes:
+        carried: the `carried_arrays` of the model.
+        sums: the `metric_totals` of the interval in whose middle the checkpoint was saved, or `None`.
+    """
+
+    carried: dict[str, np.ndarray] | None = None
+    sums: dict[str, np.ndarray] | None = None
+
+    @property
+    def interval_is_open(self) -> bool:
+        """Whether the validation and the log line of this step's interval are still to come."""
+        return self.sums is not None
 
 
 class RunCheckpoints:
@@ -255,15 +272,11 @@ class RunCheckpoints:
         """The `number` that the chief gives, on all workers."""
         return broadcast_from_chief(self._model.distribute_strategy, number)
 
-    def restore(self, path: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-        """Sets weights and optimizer from a checkpoint. After an error, nothing is changed.
+    def restore(self, path: str) -> Resumed:
+        """Sets weights and optimizer from a checkpoint, and returns the other state in it. An error changes nothing.
 
         Args:
             path: prefix of the checkpoint.
-
-        Returns:
-            `(carried, sums)`: the `carried_arrays` with which the training resumes; and the `metric_totals` of the
-            interval in whose middle the checkpoint was saved, or `None`.
 
         Raises:
             ParameterError: the checkpoint has no optimizer, does not fit, or cannot be read.
@@ -288,7 +301,7 @@ class RunCheckpoints:
         self._step_without_loss = checkpoint_step(path)
         self._restored = True
         carried = {name: arrays[name] for name in self._model.carried_names}
-        return carried, {key: arrays[key] for key in keys_of_sums} or None
+        return Resumed(carried, {key: arrays[key] for key in keys_of_sums} or None)
 
     def _optimizer_variables(self) -> dict[str, Any]:
         """`{key in a checkpoint: variable of the optimizer}`."""

@@ -30,11 +30,11 @@ from txl_tf.runs.setup import (
     ROW_BY_ROW,
     check_divides,
     check_token_nll,
-    corpus_of,
     encode_text,
     log_model,
     name_of,
     open_corpus,
+    open_corpus_of_run,
     open_machine,
     reset_token_of,
     token_nll_of_worker,
@@ -80,7 +80,7 @@ def evaluate_run(
     machine = machine or MachineConfig()
     folder = RunFolder(folder, "language_model")
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
-    evaluation, defaults = _completed(evaluation or EvaluationConfig(), config.get("training", {}))
+    evaluation, assumed_sizes = _with_sizes(evaluation or EvaluationConfig(), config.get("training", {}))
     tgt_len, rows = sizes_of(evaluation)
     check_token_nll(evaluation.token_nll, folder, data or config["data"], evaluation.eval_path)
     folder.find_checkpoint(evaluation.eval_ckpt_path)  # raises before the text is read
@@ -90,27 +90,31 @@ def evaluate_run(
         corpus = _text_as_corpus(folder, config, evaluation.eval_path, reading)
         split = evaluation.eval_path
     else:
-        corpus = _corpus_of(folder, config, data)
+        corpus = _open_and_check_corpus(folder, config, data)
         split = evaluation.eval_split
     evaluator = Evaluator(corpus, evaluation)
     evaluator.check(split)
     if not (evaluation.eval_path or data):  # the text that the run was trained on
         remedy = "to evaluate the changed text, give it by data_dir, data_path or eval_path"
         check_text(folder, {split: corpus.fingerprint(split)}, remedy)
-    resets = _resets(evaluation, corpus.vocab, folder.family.config)
-    from_corpus = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
-    model = {**from_corpus, **config["model"], **resets, **(model or {})}
-    check_position_count(model, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
+    arguments = {
+        "n_token": len(corpus.vocab),
+        "cutoffs": corpus.cutoffs,
+        **config["model"],
+        **_reset_token_setting(evaluation, corpus.vocab, folder.family.config),
+        **(model or {}),  # the caller's values win
+    }
+    check_position_count(arguments, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    parts = _parallel_parts(evaluation, evaluator, split, strategy, folder.family.config)
+    parts = _choose_parallel_parts(evaluation, evaluator, split, strategy, folder.family.config)
     set_matmul_precision(machine.matmul_precision)
 
     def load(path: str) -> tuple[LanguageModel, str]:
         """Makes and compiles the model with the weights of a checkpoint. Returns the model and `path`."""
         reader = CheckpointReader(path)
-        folder.check_size(model, reader)
+        folder.check_size(arguments, reader)
         with strategy.scope():
-            lm: Any = folder.family.make(**model, dtype=machine.dtype_policy)
+            lm: Any = folder.family.make(**arguments, dtype=machine.dtype_policy)
             lm.compile(
                 static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1, parallel_parts=parts
             )
@@ -121,16 +125,16 @@ def evaluate_run(
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
         log_model(name, corpus, lm, strategy, machine.type_name)
-        warn_of_one_cluster(model)
-        if defaults:
-            values = ", ".join(f"{name} {value}" for name, value in defaults.items())
-            logger.info("%s does not record %s; the defaults: %s", folder, ", ".join(defaults), values)
+        warn_of_one_cluster(arguments)
+        if assumed_sizes:
+            values = ", ".join(f"{name} {value}" for name, value in assumed_sizes.items())
+            logger.info("%s does not record %s; the defaults: %s", folder, ", ".join(assumed_sizes), values)
         logger.info("checkpoint: %s; evaluating it: %s", folder.name_of(path), evaluator.describe(lm))
         token_nll = token_nll_of_worker(evaluation.token_nll, strategy)
         return {split: evaluator.run(lm, split, token_nll)["loss"]}
 
 
-def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationConfig, dict]:
+def _with_sizes(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationConfig, dict]:
     """Completes the sizes that an evaluation does not give.
 
     Args:
@@ -138,17 +142,17 @@ def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationC
         trained: `"training"` of `config.json`.
 
     Returns:
-        `(evaluation, defaults)`: the evaluation with sizes, those of the training if it records them; and the sizes
-        that are neither given nor recorded, with their default values.
+        `(evaluation, assumed_sizes)`: the evaluation with sizes, those of the training if it records them; and the
+        sizes that are neither given nor recorded, with their default values.
     """
-    sizes = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": TrainingConfig.train_batch_size}
-    missing = [name for name in sizes if not getattr(evaluation, name)]
-    defaults = {name: sizes[name] for name in missing if not trained.get(name)}
-    known = {name: trained[name] for name in missing if name not in defaults}
-    return dataclasses.replace(evaluation, **defaults, **known), defaults
+    defaults = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": TrainingConfig.train_batch_size}
+    missing = [name for name in defaults if not getattr(evaluation, name)]
+    assumed_sizes = {name: defaults[name] for name in missing if not trained.get(name)}
+    recorded_sizes = {name: trained[name] for name in missing if name not in assumed_sizes}
+    return dataclasses.replace(evaluation, **assumed_sizes, **recorded_sizes), assumed_sizes
 
 
-def _parallel_parts(
+def _choose_parallel_parts(
     evaluation: EvaluationConfig, evaluator: Evaluator, split: str, strategy: tf.distribute.Strategy, group: type
 ) -> int:
     """The `parallel_parts` of the evaluation: the given number or, on one processor, the fastest. Sets the threads.
@@ -177,7 +181,7 @@ def _parallel_parts(
     return choose_threads(given, fastest)
 
 
-def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type[Config]) -> dict[str, int | None]:
+def _reset_token_setting(evaluation: EvaluationConfig, vocab: Vocab, group: type[Config]) -> dict[str, int | None]:
     """The `reset_token` of the model as `{"reset_token": id or None}`; `{}` to evaluate with the one of the run.
 
     Args:
@@ -204,7 +208,7 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str, reading: di
     return Corpus(vocab, config["model"].get("cutoffs", []), {eval_path: tokens}, by_character, sizes=sizes)
 
 
-def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
+def _open_and_check_corpus(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
     """The corpus of `data`; if `data` is empty, the corpus that the run was trained on.
 
     Raises:
@@ -214,7 +218,7 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
     if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
         message = "no text to evaluate: give data_dir, dataset with its data_path, or eval_path"
         raise ParameterError("data", data, "data_dir, data_path or eval_path", message)
-    corpus = corpus_of(folder, data) if folder.has_config() else open_corpus(data)
+    corpus = open_corpus_of_run(folder, data) if folder.has_config() else open_corpus(data)
     if "vocab" in config:
         check_vocab(folder, [corpus.vocab], "eval_path evaluates a text in the vocabulary of the run")
     return corpus

@@ -406,8 +406,32 @@ class RunFolder(CheckpointFolder):
     def load_model(self, ckpt_path: str | os.PathLike | None = None, **changes) -> keras.Model:
         """The model of the run, not compiled. Arguments and errors: see `load_run`."""
         family = self.family
+        arguments = self._arguments_with(changes)
+
+        def load(path: str) -> keras.Model:
+            """Makes the model, and sets its weights from a checkpoint."""
+            reader = CheckpointReader(path)
+            self.check_size(arguments, reader)
+            model = family.make(**arguments)
+            self.check_parts(model)
+            load_weights(model, reader)
+            return model
+
+        return self.with_checkpoint(ckpt_path, load)
+
+    def _arguments_with(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of the model of the run, with `changes`.
+
+        Args:
+            changes: `{name: value}` of hyper-parameters and of `_OPTIONS`.
+
+        Raises:
+            UnknownArgumentError: a name is neither a hyper-parameter of the family nor an option.
+            ParameterError: a value is wrong, or a hyper-parameter changes that is not `free`.
+        """
         trained = self.read_config()["model"]
         arguments = {**trained, **changes}
+        family = self.family
         config = family.config(**trained)
         can = f"it can change {', '.join(config.free)}"
         for name in changes:
@@ -421,17 +445,7 @@ class RunFolder(CheckpointFolder):
             if name not in config.free:
                 message = f"{name} must be {brief(trained_value)}, as in model_dir {self}, got {brief(value)}: {can}"
                 raise ParameterError(name, value, [trained_value], message)
-
-        def load(path: str) -> keras.Model:
-            """Makes the model, and sets its weights from a checkpoint."""
-            reader = CheckpointReader(path)
-            self.check_size(arguments, reader)
-            model = family.make(**arguments)
-            self.check_parts(model)
-            load_weights(model, reader)
-            return model
-
-        return self.with_checkpoint(ckpt_path, load)
+        return arguments
 
     def check_parts(self, model: keras.Model) -> None:
         """Raises ParameterError unless the model of the run had the same parts of a user's own classes as `model`."""

@@ -230,23 +230,33 @@ def check_same_on_workers(
         MisfitError: a worker differs from the chief. It is raised on all workers: a worker that differs names its own
             differences, and the other workers name those of the first worker that differs.
     """
-    own = json.loads(json.dumps([settings, paths], default=str))  # with lists instead of tuples
-    of_chief = json.loads(text_of_worker(strategy, 0, json.dumps(own)))
-    index = worker_index(strategy)
-    changes, other_paths = (
-        [
-            f"{name}: {brief(chief.get(name))} on the chief, {brief(here.get(name))} on worker {index}"
-            for name in {**chief, **here}
-            if chief.get(name) != here.get(name)
-        ]
-        for chief, here in zip(of_chief, own, strict=True)
-    )
+    sent = json.dumps([settings, paths], default=str)
+    own_settings, own_paths = json.loads(sent)  # with lists instead of tuples
+    chief_settings, chief_paths = json.loads(text_of_worker(strategy, 0, sent))
+    worker = worker_index(strategy)
+    changes = _differences(chief_settings, own_settings, worker)
     if any(change.startswith("fingerprints.") for change in changes):
-        changes = [*other_paths, *changes]
+        changes = [*_differences(chief_paths, own_paths, worker), *changes]
     if not any_worker(strategy, bool(changes)):
         return
     workers = range(num_workers(strategy))
-    reports = {worker: json.loads(text_of_worker(strategy, worker, json.dumps(changes))) for worker in workers}
-    shown = index if changes else next(worker for worker in workers if reports[worker])
-    message = f"worker {shown} has other settings than the chief: start all workers with the same command and text."
-    raise MisfitError("model_dir", folder.path, "the same run on all workers", message, reports[shown])
+    reports = [json.loads(text_of_worker(strategy, i, json.dumps(changes))) for i in workers]
+    reported_worker = worker if changes else next(i for i in workers if reports[i])
+    message = f"worker {reported_worker} has other settings than the chief: start all workers with the same command "
+    message += "and text."
+    raise MisfitError("model_dir", folder.path, "the same run on all workers", message, reports[reported_worker])
+
+
+def _differences(chief: Mapping[str, Any], own: Mapping[str, Any], worker: int) -> list[str]:
+    """Returns a line for each name whose value on this worker is not that of the chief.
+
+    Args:
+        chief: `{name: value}` of the chief.
+        own: `{name: value}` of this worker.
+        worker: index of this worker.
+    """
+    return [
+        f"{name}: {brief(chief.get(name))} on the chief, {brief(own.get(name))} on worker {worker}"
+        for name in {**chief, **own}
+        if chief.get(name) != own.get(name)
+    ]

@@ -49,10 +49,10 @@ _COLLECTIVE_FAILED = (
 
 
 def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, MachineConfig]:
-    """Makes the strategy, and checks the precision of matrix products.
+    """Makes the strategy. If `set_matmul_precision` must fail, raises its error already.
 
-    To round their factors, the caller must call `set_matmul_precision` after the threads are chosen, because it starts
-    TensorFlow. Where it must fail, this function already calls it, so that the error comes early.
+    The caller must call `set_matmul_precision` later, after it has chosen the threads: with bfloat16, the call starts
+    TensorFlow.
 
     Returns:
         `(strategy, machine)`: the strategy, and `machine` with the `mixed_precision` that is chosen for "auto".
@@ -60,6 +60,7 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
     strategy_arguments = machine.devices  # the strategy, and the TPU with its zone and project
     strategy = make_strategy(*strategy_arguments)
     can_round = "amx_bf16" in processor_flags() and not tf.config.list_physical_devices("GPU")
+    # These calls leave TensorFlow's threads open: float32 only reads the environment, and bfloat16 raises its error.
     if machine.matmul_precision == "float32" or not can_round:
         set_matmul_precision(machine.matmul_precision)
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
@@ -97,7 +98,7 @@ def open_corpus(
     return build_corpus(**options, vocab=vocab, extend_vocab=extend_vocab)
 
 
-def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
+def open_corpus_of_run(folder: RunFolder, data: dict | None = None) -> Corpus:
     """The corpus that a run was trained on, or that of `data`.
 
     A prepared folder is opened as it is. The setting `raw_text` is that of `data` or, without it, that of the run. If

@@ -36,8 +36,8 @@ from txl_tf.runs.callbacks import (
     cut_log,
     step_of,
 )
-from txl_tf.runs.checkpoints import RunCheckpoints
-from txl_tf.runs.families.record import family_of
+from txl_tf.runs.checkpoints import Resumed, RunCheckpoints
+from txl_tf.runs.families.record import Family, family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.origin import Origin
@@ -120,14 +120,7 @@ def train_run(
     """
     family = family_of(type(model))
     machine = machine or MachineConfig()
-    if machine.strategy not in family.run.strategies:
-        allowed = list(family.run.strategies)
-        message = f"strategy must be one of {', '.join(allowed)} for {family.run.kind}, got {machine.strategy}"
-        raise ParameterError("strategy", machine.strategy, allowed, message)
-    if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
-        whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
-        message = f"matmul_precision={machine.matmul_precision} has no effect on {whose}"
-        raise ParameterError("matmul_precision", machine.matmul_precision, ["float32"], message)
+    _check_machine(family, machine, training)
     folder = RunFolder(folder, family=family)
     # A resumed run does not read `warm_start_path`. With `init_from`, it may be a name, which `Origin` looks up.
     if training.warm_start_path and not training.init_from and not folder.steps():
@@ -138,7 +131,18 @@ def train_run(
     chief = is_chief(strategy)
     final = final or (family.final and family.final())
     origin = Origin(folder, training.init_from) if training.init_from else None
-    run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin, tuple(callbacks))
+    run = family.run(
+        folder=folder,
+        strategy=strategy,
+        data=data,
+        model_config=model,
+        optimizer=optimizer,
+        training=training,
+        machine=machine,
+        final=final,
+        origin=origin,
+        own_callbacks=tuple(callbacks),
+    )
     if origin:
         origin.check(family, model, training.extend_vocab)
     run.prepare()
@@ -157,12 +161,24 @@ def train_run(
         run.make_model(keras_optimizer)
         if folder.steps():
             folder.check_parts(run.model)
-        parts = own_parts(run.model, count_keras=False)
-        config |= {"own_parts": parts} if parts else {}
+        if parts := own_parts(run.model, count_keras=False):
+            config["own_parts"] = parts
         state = run.restore()
         if chief:
             folder.write_config(config, run.corpus.vocabs)
         return run.train(state)
+
+
+def _check_machine(family: Family, machine: MachineConfig, training: RunConfig) -> None:
+    """Raises ParameterError if the models of the family cannot be trained with this strategy or `matmul_precision`."""
+    if machine.strategy not in family.run.strategies:
+        allowed = list(family.run.strategies)
+        message = f"strategy must be one of {', '.join(allowed)} for {family.run.kind}, got {machine.strategy}"
+        raise ParameterError("strategy", machine.strategy, allowed, message)
+    if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
+        whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
+        message = f"matmul_precision={machine.matmul_precision} has no effect on {whose}"
+        raise ParameterError("matmul_precision", machine.matmul_precision, ["float32"], message)
 
 
 def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
@@ -193,7 +209,16 @@ def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
 
 @dataclasses.dataclass
 class Run:
-    """One training run. `train_run` makes it, and calls its methods in the order of the third section.
+    """One training run. `train_run` makes it, and calls its methods in this order:
+
+        prepare         completes the settings
+        read            reads the data; calls `open_corpus` and `from_data`
+        shared          returns what all workers must have in common; only called with several workers
+        choose_threads  sets TensorFlow's threads
+        config          returns the content of `config.json`
+        make_model      calls `options`, `start` and `log_model`
+        restore         sets the weights
+        train           calls `fit`, which calls `validation` and `batches`, and then `finish`
 
     The subclass of a task defines how data are read and batched, and how the model is evaluated. It must define the
     methods of the first section, and may override those of the second.
@@ -278,6 +303,14 @@ class Run:
         """`"data"` of the run's `config.json`; `None` for a new run."""
         return self.folder.read_config()["data"] if self.folder.steps() and self.folder.has_config() else None
 
+    def data_config(self) -> dict:
+        """The value of `"data"` in `config.json`."""
+        return self.data.to_dict()
+
+    def measured(self) -> dict:
+        """`{name: value}` of the properties of the data that `"training"` of `config.json` records besides settings."""
+        return {}
+
     def choose_threads(self) -> None:
         """Sets TensorFlow's threads, from what is known about the model once the data is read."""
 
@@ -330,7 +363,7 @@ class Run:
     def sample(self) -> None:
         """Logs and records text that the model generates. It must not change the state of the training."""
 
-    # ---------------------------------------------------------------------------------- in the order of their calls
+    # ----------------------------------------------------- what train_run calls, besides prepare and choose_threads
 
     def read(self) -> None:
         """Reads the data, and completes the hyper-parameters with those that the data decides.
@@ -356,20 +389,6 @@ class Run:
         # `replace` makes a new group, which checks all its values. Only the new ones need it.
         with already_checked(type(self.model_config), self.model_config):
             self.model_config = dataclasses.replace(self.model_config, **settings)
-
-    def config(self) -> dict:
-        """The content of `config.json`."""
-        family = self.folder.family
-        settings = {}
-        for group in (self.machine, self.final, self.training):  # if two have a setting, that of the training counts
-            settings |= group.to_dict() if group else {}
-        recorded = *family.batching, *RECORDED, *family.recorded
-        return {
-            **family.config_content(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
-            "training": {**{name: settings[name] for name in recorded}, **self.measured(), **self.optimizer.to_dict()},
-            "fingerprints": self.fingerprints,
-            **({"init_from": self.origin.record(self.training)} if self.origin else {}),
-        }
 
     def shared(self) -> tuple[dict, dict]:
         """What several workers must have in common: `(settings, paths)` of `check_same_on_workers`.
@@ -401,13 +420,19 @@ class Run:
         of_data = {f"data.{name}": data[name] for name in paths if data.get(name)}
         return {"family": family.name, **settings}, of_data
 
-    def data_config(self) -> dict:
-        """The value of `"data"` in `config.json`."""
-        return self.data.to_dict()
-
-    def measured(self) -> dict:
-        """`{name: value}` of the properties of the data that `"training"` of `config.json` records besides settings."""
-        return {}
+    def config(self) -> dict:
+        """The content of `config.json`."""
+        family = self.folder.family
+        settings = {}
+        for group in (self.machine, self.final, self.training):  # if two have a setting, that of the training counts
+            settings |= group.to_dict() if group else {}
+        recorded = *family.batching, *RECORDED, *family.recorded
+        return {
+            **family.config_content(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
+            "training": {**{name: settings[name] for name in recorded}, **self.measured(), **self.optimizer.to_dict()},
+            "fingerprints": self.fingerprints,
+            **({"init_from": self.origin.record(self.training)} if self.origin else {}),
+        }
 
     def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Makes and compiles the model, builds its optimizer, and prepares its checkpoints and TensorBoard."""
@@ -432,11 +457,10 @@ class Run:
         self.board.set_model(model)
         self.log_model()
 
-    def restore(self) -> tuple:
+    def restore(self) -> Resumed:
         """Sets the weights from the newest checkpoint of the run, or else from `origin` or from `warm_start_path`.
 
-        Returns:
-            `(carried, sums)` of `RunCheckpoints.restore`; `(None, None)` if the training does not resume.
+        Returns the other state of the training, which is empty if it does not resume.
         """
         step = self.checkpoints.newest_whole()
         # All workers take the chief's checkpoint. Only integers can be sent, so -1 stands for `None`.
@@ -455,9 +479,9 @@ class Run:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path, check_finite=True)
         self.model.inner_optimizer.start_average(self.model.trainable_variables)
-        return None, None
+        return Resumed()
 
-    def train(self, state: tuple) -> dict:
+    def train(self, state: Resumed) -> dict:
         """Trains and evaluates the model. Returns the results of `finish`, which the tracker gets, too.
 
         Args:
@@ -474,31 +498,9 @@ class Run:
             tracked.log_results(trackers.final(results))
         return results
 
-    def log_best(self) -> None:
-        """Logs which step had the best validation, unless it is the last, or programs open its weights by default."""
-        best = self.folder.find_best() if self.checkpoints.write else None
-        if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
-            monitor = self.folder.family.monitor
-            result = self.as_text({monitor: best[monitor]}, "val_")
-            logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], result)
+    # --------------------------------------------------------------------------- parts of the training, and helpers
 
-    def add_metric(self, logs: dict) -> None:
-        """Adds the losses of training and validation in the unit `metric` to `logs`, if there is such a unit."""
-        for prefix in ("", "val_"):
-            if self.metric and prefix + "loss" in logs:
-                logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
-
-    def show_text(self, name: str, text: str) -> None:
-        """Writes a text for TensorBoard at the current step, if this worker is the chief."""
-        if self.checkpoints.write:
-            self.board.log_text(name, text, step_of(self.model))
-
-    def sample_if_validated(self, epoch: int, logs: dict) -> None:
-        """Calls `sample` at the end of an interval of steps that has a validation."""
-        if "val_loss" in logs:
-            self.sample()
-
-    def fit(self, state: tuple) -> None:
+    def fit(self, state: Resumed) -> None:
         """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`.
 
         If the training is done already, only replaces the weights by their moving average, if there is one.
@@ -512,42 +514,16 @@ class Run:
         """
         model = self.model
         training = self.training
-        checkpoints = self.checkpoints
-        start = step_of(model)
-        # With sums, the validation of the current interval is still to come. After it, `RunState` may stop.
-        stops_early = state[1] is None and checkpoints.stops_early(training, start)
-        if stops_early or start >= training.train_steps:
-            why = f"no better validation for patience={training.patience} steps" if stops_early else f"{start} steps"
-            longer = "" if stops_early else ". A larger train_steps continues the training"
-            logger.info("already trained: %s, train_steps=%d%s", why, training.train_steps, longer)
+        if self.is_trained(state):
             # Sets the moving average of the weights, as the end of `fit` does.
             model.optimizer.finalize_variable_values(model.trainable_variables)
             return
-        if start % model.steps_per_execution:
-            allowed = f"a divisor of {start}, the step from which training resumes"
-            message = f"steps_per_execution={model.steps_per_execution} must divide {start}, "
-            message += "the step from which training resumes"
-            raise ParameterError("steps_per_execution", model.steps_per_execution, allowed, message)
+        self.check_steps_per_execution()
+        start = step_of(model)
         stop = StopOnSignal(model)
-        others = [
-            CheckFinite(checkpoints),
-            Validate(self.validation(), stop, training, checkpoints),
-            Progress(training, self.as_text, self.tokens_per_step(), self.samples),
-            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.add_metric(logs)),
-        ]
-        if checkpoints.write:
-            log_file = self.folder.log_file
-            metrics = self.metrics
-            validated = self.validated
-            # With sums, the interval has not ended, even if `start` is its last step: its line will be written again.
-            cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
-            if self.samples:
-                others.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
-            csv_logger = StepCSVLogger(log_file, metrics, checkpoints, validated)
-            others += [self.board, csv_logger]
-        others += self.own_callbacks  # after the callbacks that add values to the logs of an epoch
+        callbacks = self.make_callbacks(state, stop)
         # `before_epoch_end` must be called before all callbacks, and `RunState` after all, see there.
-        run_state = RunState(checkpoints, state, training, others)
+        run_state = RunState(self.checkpoints, state, training, callbacks)
         first = keras.callbacks.LambdaCallback(on_epoch_end=run_state.before_epoch_end)
         stopped = False
         with stop:
@@ -559,15 +535,89 @@ class Run:
                     steps_per_epoch=training.iterations,
                     shuffle=False,
                     verbose=0,
-                    callbacks=[first, *others, run_state],
+                    callbacks=[first, *callbacks, run_state],
                 )
             except Stopped:
                 run_state.save(mid_interval=True)
                 stopped = True
             if stopped or stop.received:  # a signal may have come after the last step
-                saved = f"step {step_of(model)} is saved as {checkpoints.latest}"
+                saved = f"step {step_of(model)} is saved as {self.checkpoints.latest}"
                 logger.info("%s: %s; the same command resumes from this checkpoint", stop.reason, saved)
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
+
+    def is_trained(self, state: Resumed) -> bool:
+        """Whether no step is left to train; logs why. An open interval may still end the training, see `RunState`."""
+        step = step_of(self.model)
+        training = self.training
+        stops_early = not state.interval_is_open and self.checkpoints.stops_early(training, step)
+        if not stops_early and step < training.train_steps:
+            return False
+        why = f"no better validation for patience={training.patience} steps" if stops_early else f"{step} steps"
+        longer = "" if stops_early else ". A larger train_steps continues the training"
+        logger.info("already trained: %s, train_steps=%d%s", why, training.train_steps, longer)
+        return True
+
+    def check_steps_per_execution(self) -> None:
+        """Raises ParameterError unless `steps_per_execution` divides the step from which the training resumes."""
+        step = step_of(self.model)
+        if step % self.model.steps_per_execution:
+            allowed = f"a divisor of {step}, the step from which training resumes"
+            message = f"steps_per_execution={self.model.steps_per_execution} must divide {step}, "
+            message += "the step from which training resumes"
+            raise ParameterError("steps_per_execution", self.model.steps_per_execution, allowed, message)
+
+    def make_callbacks(self, state: Resumed, stop: StopOnSignal) -> list[keras.callbacks.Callback]:
+        """The callbacks of `fit` in the order of their calls, except `RunState`. Cuts `log.csv` at the current step.
+
+        Args:
+            state: result of `restore`.
+            stop: see `Validate`.
+        """
+        checkpoints = self.checkpoints
+        callbacks: list[keras.callbacks.Callback] = [
+            CheckFinite(checkpoints),
+            Validate(self.validation(), stop, self.training, checkpoints),
+            Progress(self.training, self.as_text, self.tokens_per_step(), self.samples),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.add_metric(logs)),
+        ]
+        if checkpoints.write:
+            log_file = self.folder.log_file
+            metrics = self.metrics
+            validated = self.validated
+            step = step_of(self.model)
+            # The line of an open interval will be written again, even if this is the last step of the interval.
+            cut_log(log_file, step - 1 if state.interval_is_open else step, metrics, validated)
+            if self.samples:
+                callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
+            callbacks += [self.board, StepCSVLogger(log_file, metrics, checkpoints, validated)]
+        return [*callbacks, *self.own_callbacks]  # after the callbacks that add values to the logs of an epoch
+
+    def add_metric(self, logs: dict) -> None:
+        """Adds the losses of training and validation in the unit `metric` to `logs`, if there is such a unit."""
+        for prefix in ("", "val_"):
+            if self.metric and prefix + "loss" in logs:
+                logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
+
+    def sample_if_validated(self, epoch: int, logs: dict) -> None:
+        """Calls `sample` at the end of an interval of steps that has a validation."""
+        if "val_loss" in logs:
+            self.sample()
+
+    def save_average(self) -> None:
+        """If there is a moving average, which `fit` has put into the weights, writes them to the folder `ema`.
+
+        Raises ValueError if a weight is not finite.
+        """
+        if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
+            return
+        step = step_of(self.model)
+        self.checkpoints.check_weights()
+        if self.checkpoints.write:
+            self.folder.ema.save_weights(self.model, step)
+        logger.info(
+            "averaged weights: %s (open them with --ckpt_path; in train.py, --eval_ckpt_path)",
+            self.folder.ema.checkpoint(step),
+        )
 
     def record_validation(self, results: dict[str, float]) -> None:
         """Adds the validation after the last step to `log.csv` and the curves. Saves the weights if they are the best.
@@ -588,21 +638,18 @@ class Run:
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
 
-    def save_average(self) -> None:
-        """If there is a moving average, which `fit` has put into the weights, writes them to the folder `ema`.
-
-        Raises ValueError if a weight is not finite.
-        """
-        if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
-            return
-        step = step_of(self.model)
-        self.checkpoints.check_weights()
+    def show_text(self, name: str, text: str) -> None:
+        """Writes a text for TensorBoard at the current step, if this worker is the chief."""
         if self.checkpoints.write:
-            self.folder.ema.save_weights(self.model, step)
-        logger.info(
-            "averaged weights: %s (open them with --ckpt_path; in train.py, --eval_ckpt_path)",
-            self.folder.ema.checkpoint(step),
-        )
+            self.board.log_text(name, text, step_of(self.model))
+
+    def log_best(self) -> None:
+        """Logs which step had the best validation, unless it is the last, or programs open its weights by default."""
+        best = self.folder.find_best() if self.checkpoints.write else None
+        if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
+            monitor = self.folder.family.monitor
+            result = self.as_text({monitor: best[monitor]}, "val_")
+            logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], result)
 
 
 class EpochRun(Run):

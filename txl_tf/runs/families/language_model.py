@@ -33,6 +33,7 @@ from txl_tf.language.language_model import LanguageModel, TransformerXLLM
 from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.nn.position_schemes import checked_scheme
 from txl_tf.runs.callbacks import step_of
+from txl_tf.runs.checkpoints import Resumed
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.families.original_names import original_names
 from txl_tf.runs.families.pipeline import LanguagePipeline
@@ -296,7 +297,7 @@ class LanguageModelRun(Run):
         log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.type_name)
         warn_of_one_cluster(self.model_config.to_dict())
 
-    def fit(self, state: tuple) -> None:
+    def fit(self, state: Resumed) -> None:
         """Trains, see `Run.fit`. On TPUs, chooses `steps_per_execution`, unless it is given."""
         training = self.training
         if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
