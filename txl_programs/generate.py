@@ -118,7 +118,7 @@ from txl_tf.language.text_generator import (
     Continuation,
     TextGenerator,
     TextStream,
-    check_texts,
+    checked_stop_arguments,
     encode_prompt,
 )
 from txl_tf.runs.folder import RunFolder
@@ -317,7 +317,7 @@ def sampling_options() -> dict[str, Any]:
 
 
 def text_options(folder: RunFolder) -> dict[str, Any]:
-    """Returns the arguments of `check_texts` besides the vocabulary, from the flags. A beam search has no sampling."""
+    """Returns the arguments of `checked_stop_arguments` besides the vocabulary, from the flags. A beam search has no sampling."""
     numbers = values(("num_return_sequences", "stop_at_newline", "stop_at_document", "beam_size", "length_penalty"))
     # `os.fsencode`: in a locale without UTF-8, the bytes of the command line are not text yet.
     stops = {"stop_strings": [unescape(decoded(os.fsencode(text), name="--stop")) for text in FLAGS.stop]}
@@ -446,7 +446,7 @@ def main() -> int | None:
     folder = RunFolder(FLAGS.model_dir, "language_model")
     vocab = vocab_of(folder)
     options = text_options(folder)
-    ends = check_texts(vocab, **options)  # before the model is loaded
+    ends = checked_stop_arguments(vocab, **options)  # before the model is loaded
     if FLAGS.input is not None:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
         say_unfinished(*map(int, tally.sums or (0, 0)))
