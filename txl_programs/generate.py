@@ -317,7 +317,10 @@ def sampling_options() -> dict[str, Any]:
 
 
 def text_options(folder: RunFolder) -> dict[str, Any]:
-    """Returns the arguments of `checked_stop_arguments` besides the vocabulary, from the flags. A beam search has no sampling."""
+    """Returns the arguments of `checked_stop_arguments` besides the vocabulary, from the flags.
+
+    A beam search has no sampling.
+    """
     numbers = values(("num_return_sequences", "stop_at_newline", "stop_at_document", "beam_size", "length_penalty"))
     # `os.fsencode`: in a locale without UTF-8, the bytes of the command line are not text yet.
     stops = {"stop_strings": [unescape(decoded(os.fsencode(text), name="--stop")) for text in FLAGS.stop]}
