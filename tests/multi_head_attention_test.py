@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +10,14 @@ from helpers import raises_parameter
 
 from txl_tf.errors import ParameterError
 from txl_tf.layers import (
+    CRF,
+    Embeddings,
+    EncoderLayer,
+    FlatLayer,
+    LatticeAttn,
     MultiHeadAttention,
+    PositionFusion,
+    PositionWiseFFN,
     create_look_ahead_mask,
     create_padding_mask,
     scaled_dot_product_attention,
@@ -155,3 +163,49 @@ def test_a_subclass_may_have_the_constructor_of_keras_s_layer():
             super().__init__(d_model=num_heads * key_dim, num_heads=num_heads)
 
     assert (ByHeads(2, 8).d_model, ByHeads(num_heads=2, key_dim=8).depth) == (16, 8)
+
+
+class Own(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize("part", [
+    keras.layers.Dense(8, activation="gelu"), keras.layers.Dense(8, use_bias=False), Own(),
+], ids=["with an activation", "without a bias", "of one's own"])  # fmt: skip
+def test_a_part_whose_call_would_be_ignored_is_refused(part):
+    for layer, name in (
+        (MultiHeadAttention(8, 2), "wq"),
+        (MultiHeadAttention(8, 2), "dense"),
+        (PositionWiseFFN(8, 8), "dense1"),
+        (LatticeAttn(8, 2), "w_k"),
+        (FlatLayer(8, 2, 8), "ff_0"),
+        (PositionFusion(8), "forward"),
+    ):
+        with raises_parameter(name, part):
+            setattr(layer, name, part)
+
+
+def test_a_plain_dense_in_place_of_a_part_has_its_own_weights():
+    layer, x = PositionWiseFFN(8, 8), numbers(2, 3, 8)
+    layer.dense1 = keras.layers.Dense(8, bias_initializer="ones")
+    layer(x)
+    expected = layer.dense2(keras.ops.relu(layer.dense1(x)))
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_switches_of_layers_must_be_true_or_false():
+    for make, name in (
+        (lambda **switch: EncoderLayer(8, 2, 8, **switch), "norm_first"),
+        (lambda **switch: Embeddings(9, 8, **switch), "mask_zero"),
+        (lambda **switch: LatticeAttn(8, 2, **switch), "scale"),
+        (lambda **switch: CRF(3, **switch), "start_end"),
+    ):
+        with raises_parameter(name, "False"):
+            make(**{name: "False"})
+        assert getattr(make(**{name: np.False_}), name) == False  # noqa: E712
+
+
+def test_the_attention_of_a_flat_layer_takes_no_seed():
+    with raises_parameter("attention", {"seed": 3}):
+        FlatLayer(8, 2, 8, attention={"seed": 3})

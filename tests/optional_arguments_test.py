@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import randomise
+from helpers import raises_parameter, randomise
 
 from txl_tf import layers
 from txl_tf.errors import ParameterError
@@ -163,3 +163,15 @@ def test_other_pairs_are_an_error_that_names_them():
         with pytest.raises(ParameterError) as caught:
             layer(W, r, index)
         assert caught.value.name == name
+
+
+@pytest.mark.parametrize(
+    "wrong", [7 * np.ones([2, 5, 8]), np.full([2, 5, 8], np.nan), np.ones([5, 8]), np.ones([2, 5, 1])]
+)
+def test_a_content_mask_is_checked_as_other_masks_are(wrong):
+    layer = layers.MultiHeadAttn(16, 4, 4)
+    w, mems = tf.ones([2, 5, 16]), tf.ones([2, 3, 16])
+    ones = layer(w, mems=mems, content_mask=np.ones([2, 5, 8], bool))
+    np.testing.assert_array_equal(ones, layer(w, mems=mems, content_mask=np.ones([2, 5, 8])))
+    with raises_parameter("content_mask"):
+        layer(w, mems=mems, content_mask=wrong)

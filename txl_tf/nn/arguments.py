@@ -19,6 +19,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 import keras
 
+from txl_tf.calls import check_true_or_false
 from txl_tf.config import Config, already_checked, check_fields
 from txl_tf.config.checks import as_int
 from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
@@ -48,7 +49,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 def stored(init: Init) -> Init:
     """Decorator of `__init__`: before the body runs, sets each argument but `**kwargs` as an attribute.
 
-    NumPy integers become ints.
+    NumPy integers become ints. An argument that is annotated as `bool` must be True or False.
     """
     return _storing(init, inspect.signature(init))
 
@@ -112,6 +113,7 @@ def _storing(
     _, *parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     takes_others = len(names) < len(parameters)  # whether there is `**kwargs`
+    switches = [parameter.name for parameter in parameters if parameter.annotation in (bool, "bool")]
 
     @functools.wraps(init)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -125,6 +127,7 @@ def _storing(
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         bound = _bound(signature, names, self, args, kwargs)
+        check_true_or_false(**{name: bound.arguments[name] for name in switches})
         for name in names:
             setattr(self, name, bound.arguments[name])
         if group is not None:

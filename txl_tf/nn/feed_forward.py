@@ -161,6 +161,7 @@ class PositionWiseFFN(Layer):
     """
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
+    weight_parts = ("dense1", "dense2")
 
     @stored
     def __init__(

@@ -91,12 +91,15 @@ class Settings(MixedIntoLayer):
             a list of parts.
         fixed_methods: `{name: what to do instead}` of methods that are never called when the layer is a part of another
             layer, so that replacing them would have no effect.
+        weight_parts: names of parts of which the call uses only `kernel` and `bias`. Another layer in such a place must
+            not compute anything else than their product and sum.
     """
 
     free_settings: Mapping[str, Check] | None = None
     fixed_settings: Mapping[str, str] = {"dtype_policy": "give dtype to the constructor"}  # each part has its own
     copied_settings: Mapping[str, tuple[str, ...]] = {}
     fixed_methods: Mapping[str, str] = {}
+    weight_parts: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_txl_settings", ()):
@@ -327,6 +330,16 @@ def replaces_part(x: Any, name: str, value: Any) -> bool:
     return isinstance(value, keras.Layer) and isinstance(getattr(x, name, None), keras.Layer)
 
 
+def _is_linear(layer: Any) -> bool:
+    """Whether the call of a layer is `x @ kernel + bias`, as that of the library's `Linear` or of a plain `Dense`."""
+    call = getattr(type(layer), "call", None)
+    if "call" in vars(layer) or call is None:
+        return False
+    if call is keras.layers.Dense.call:
+        return layer.use_bias and layer.activation is keras.activations.linear
+    return call.__module__ == "txl_tf.nn.ops"
+
+
 def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
     """Replaces a part of a layer or model, its class or a method, after its constructor. Drops the old graphs.
 
@@ -334,8 +347,8 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     model that is made from the configuration, unless a constructor of `x` replaces the part.
 
     Raises:
-        FixedAttributeError: the change would replace a method of `fixed_methods`; or a graph with the old part exists
-            that the library cannot drop.
+        FixedAttributeError: the change would replace a method of `fixed_methods`; a layer that replaces one of
+            `weight_parts` computes something else; or a graph with the old part exists that the library cannot drop.
     """
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
@@ -352,6 +365,12 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     if changed:
         message = f"{changed[0]} of {_named(x)} cannot change: {fixed[changed[0]]}"
         raise FixedAttributeError(changed[0], value, f"that of {type(x).__name__}", message)
+    if name in x.weight_parts and type(x).call.__module__.startswith("txl_tf.") and not _is_linear(value):
+        allowed = "a layer with a kernel and a bias that does nothing else, such as keras.layers.Dense"
+        message = (
+            f"{name} of {_named(x)} must be {allowed}: {type(x).__name__} uses only its weights; override its call"
+        )
+        raise FixedAttributeError(name, value, allowed, message)
     if isinstance(current, keras.Layer) and isinstance(value, keras.Layer):
         build_like(current, value)
     change_graphs(x, name, value, current)

@@ -87,6 +87,7 @@ class LatticeAttn(Attending, Layer):
 
     free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
     fixed_settings = {"score_scale": ""}  # follows from d_model, n_head and scale
+    weight_parts = ("w_q", "w_k", "w_v", "w_r")
 
     w_k: Any  # `Linear`, or `None` without projection
 
@@ -201,6 +202,7 @@ class FlatLayer(Layer):
     """
 
     free_settings = {"dropout": FREE_RATE, "seed": FREE_SEED}
+    weight_parts = ("ff_0", "ff_1")
 
     @stored
     def __init__(
@@ -212,6 +214,8 @@ class FlatLayer(Layer):
         one_of(RESIDUALS)("residual", residual)
         if not isinstance(attention, dict | types.MappingProxyType | None):
             raise ParameterError("attention", attention, "a dictionary of arguments of LatticeAttn")
+        if {"seed", "dtype", "name"} & {*(attention or ())}:
+            raise ParameterError("attention", attention, "without seed, dtype and name, which the layer sets")
         self.attention = types.MappingProxyType(dict(attention or {}))
         self.start_keys(seed, dropout=dropout, dropatt=self.attention.get("dropatt", 0.0))
         options: dict[str, Any] = {"dtype": self.dtype_policy}

@@ -220,6 +220,7 @@ class PositionFusion(Layer):
     """
 
     free_settings = {}
+    weight_parts = ("forward",)
 
     @stored
     def __init__(self, d_model: int, fusion: str = "ff", **kwargs: Unpack[LayerOptions]) -> None:

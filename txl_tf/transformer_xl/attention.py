@@ -30,7 +30,15 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer
 from txl_tf.nn.checks import check_length, check_sizes, check_tensors
 from txl_tf.nn.lora import LowRank
-from txl_tf.nn.masks import SWAP_BATCH_AND_HEADS, as_bool, as_mask, mask_of, seen, seen_by_article
+from txl_tf.nn.masks import (
+    SWAP_BATCH_AND_HEADS,
+    as_bool,
+    as_mask,
+    checked_numbers,
+    mask_of,
+    seen,
+    seen_by_article,
+)
 from txl_tf.nn.ops import for_weights_of_layer, make_norm, norm_of, norm_of_zeros, own_initializer
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
@@ -238,6 +246,7 @@ class SegmentAttention(LowRank, Attending, Layer):
             weights = mems.weights_of_attention()
         else:
             visible, mems = self.segment_of(w, attn_mask, mems, *distances)
+            content_mask = _checked_content_mask(content_mask, w, mems)
             kernels = [self.kernel("qkv_kernel"), self.kernel("o_kernel")]
             w, mems, qkv_kernel, o_kernel = self.in_compute_dtype(w, mems, *kernels)
             memory, weights = attention_parts(
@@ -278,6 +287,21 @@ class SegmentAttention(LowRank, Attending, Layer):
             elements = tf.pad(as_bool("mask", elements), [[0, 0], [mlen, 0]], constant_values=True)
             visible &= elements[:, None, None] if visible.shape.rank == 4 else elements[:, None]
         return visible, mems
+
+
+def _checked_content_mask(content_mask: Any, w: Tensor, mems: Tensor) -> Any:
+    """`content_mask` of `RelMultiHeadAttn` as a tensor, or `None`.
+
+    Raises ParameterError unless it is `[batch, tgt_len, mem_len + tgt_len]`, of bool or of the numbers 0 and 1.
+    """
+    if content_mask is None:
+        return None
+    content_mask = checked_numbers("content_mask", content_mask)
+    lengths = {"batch": w.shape[0], "tgt_len": w.shape[1], "mem_len": mems.shape[1]}
+    sizes = {name: size for name, size in lengths.items() if size is not None}
+    kind = "bool" if content_mask.dtype.is_bool else "number"
+    check_tensors(sizes, content_mask=(content_mask, f"{kind} batch tgt_len mem_len+tgt_len"))
+    return content_mask
 
 
 @keras.saving.register_keras_serializable("txl_tf")

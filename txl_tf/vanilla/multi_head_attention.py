@@ -233,6 +233,7 @@ class MultiHeadAttention(Layer):
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
     fixed_settings = {"depth": ""}  # follows from d_model and num_heads
+    weight_parts = ("wq", "wk", "wv", "dense")
 
     @refusing(_refuse_keras_arguments)
     @stored
