@@ -285,15 +285,17 @@ def test_fit_and_evaluate_measure_whole_epochs_on_any_number_of_replicas(make, d
 
 @pytest.mark.parametrize("argument", ["metrics", "weighted_metrics"])
 @pytest.mark.parametrize(
-    "metric",
+    "make",
     [
-        "mse", "top_k_categorical_accuracy", keras.metrics.AUC(), keras.metrics.CategoricalAccuracy(),
-        keras.metrics.mean_squared_error, keras.losses.CategoricalCrossentropy(from_logits=True),
-        keras.metrics.MeanIoU(5), keras.metrics.OneHotMeanIoU(5), keras.metrics.Mean(),
+        lambda: "mse", lambda: "top_k_categorical_accuracy", lambda: keras.metrics.AUC(),
+        lambda: keras.metrics.CategoricalAccuracy(), lambda: keras.metrics.mean_squared_error,
+        lambda: keras.losses.CategoricalCrossentropy(from_logits=True), lambda: keras.metrics.MeanIoU(5),
+        lambda: keras.metrics.OneHotMeanIoU(5), lambda: keras.metrics.Mean(),
     ],
-    ids=lambda metric: metric if isinstance(metric, str) else getattr(metric, "name", "function"),
+    ids=["mse", "top_k", "AUC", "categorical", "function", "loss", "MeanIoU", "OneHotMeanIoU", "Mean"],
 )  # fmt: skip
-def test_metrics_of_keras_for_other_labels_are_refused_by_name(metric, argument):
+def test_metrics_of_keras_for_other_labels_are_refused_by_name(make, argument):
+    metric = make()
     with pytest.raises(ParameterError) as caught:
         tagger().compile("adam", **{argument: [metric]})
     assert caught.value.name == argument and caught.value.value is metric

@@ -170,10 +170,11 @@ class Own(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("part", [
-    keras.layers.Dense(8, activation="gelu"), keras.layers.Dense(8, use_bias=False), Own(),
+@pytest.mark.parametrize("make", [
+    lambda: keras.layers.Dense(8, activation="gelu"), lambda: keras.layers.Dense(8, use_bias=False), Own,
 ], ids=["with an activation", "without a bias", "of one's own"])  # fmt: skip
-def test_a_part_whose_call_would_be_ignored_is_refused(part):
+def test_a_part_whose_call_would_be_ignored_is_refused(make):
+    part = make()
     for layer, name in (
         (MultiHeadAttention(8, 2), "wq"),
         (MultiHeadAttention(8, 2), "dense"),
