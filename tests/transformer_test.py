@@ -641,8 +641,8 @@ def test_inputs_in_a_dictionary_are_refused_as_in_a_call():
 def test_a_batch_size_that_the_replicas_do_not_divide_is_refused(two_replicas):
     source, target = pairs(rows=7)
     with two_replicas.scope():
-        model = make()
-        model.compile("adam")
+        model = make(num_layers=1)
+        model.compile(keras.optimizers.SGD(0.1))
     for run in (model.fit, model.evaluate):
         with raises_parameter("batch_size", 3):
             run(source, target, batch_size=3, verbose=0)
@@ -653,4 +653,4 @@ def test_a_batch_size_that_the_replicas_do_not_divide_is_refused(two_replicas):
     of_eight = {"validation_batch_size": 8}
     with raises_parameter("validation_data", 5):
         model.fit(source, target, batch_size=4, validation_data=(source[:5], target[:5]), verbose=0, **of_eight)
-    model.fit(source, target, batch_size=4, validation_data=(source, target), verbose=0)  # the last batch is smaller
+    model.fit(source, target, batch_size=4, verbose=0)  # the last batch is smaller
