@@ -380,6 +380,13 @@ def test_a_subword_over_the_tab_belongs_to_the_continuation(line):
 
 
 @EAGER
+def test_the_end_counts_after_a_continuation_without_subwords():
+    vocab = train_on_lines(["the cat sat", "a cat", "the mat"] * 20, vocab_size=280, subword_type="bpe")
+    (score,) = score_lines(make_lm(vocab), vocab, ["the cat\t"], continuations=True)
+    assert (score.tokens, score.bytes) == (1, 1) and score.nll > 0
+
+
+@EAGER
 def test_a_line_without_a_tab_is_no_continuation(words):
     found = list(score_lines(*words, ["w1\tw2", "w1 w2"], "in.txt", strict=False, continuations=True))
     assert found[0].tokens == 2 and mentions(str(found[1]), "in.txt", 2)

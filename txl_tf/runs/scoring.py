@@ -228,18 +228,20 @@ class Scorer:
         text = text.removesuffix("\r") if self.vocab.has_plain_text else text  # as the training text was read
         context, whole = at_tab(text, self.vocab.level) if self.continuations else ("", text)
         has_end = self.score_end or bool(self.carry_memory and self.newline)
-        ids = self._ids(whole + "\n" if has_end else whole)
+        read = whole + "\n" if has_end else whole
+        ids = self._ids(read)
         size = len(_as_bytes(whole)) - len(_as_bytes(context)) + int(self.score_end)
-        return _Line(text, size, ids, self._tokens_of_context(context, whole, ids))
+        return _Line(text, size, ids, self._tokens_of_context(context, read, ids))
 
-    def _tokens_of_context(self, context: str, whole: str, ids: np.ndarray) -> int:
+    def _tokens_of_context(self, context: str, read: str, ids: np.ndarray) -> int:
         """How many of the first tokens of a line end in its context.
 
         A subword may begin in the context and end in the continuation. It belongs to the continuation.
 
         Args:
-            context, whole: from `at_tab`.
-            ids: the tokens of `whole`, perhaps with an end.
+            context: from `at_tab`.
+            read: context and continuation, and perhaps the end of the line.
+            ids: the tokens of `read`.
         """
         n = len(self._ids(context)) if context else 0
         if self.vocab.level != "subword" or not n:
@@ -248,7 +250,7 @@ class Scorer:
 
         def is_in_context(n: int) -> bool:
             """Whether the first `n` tokens end in the context."""
-            return len(self.vocab.split(whole, ids, n)[0]) <= size
+            return len(self.vocab.split(read, ids, n)[0]) <= size
 
         # The tokens of the context alone may be others than those of the line.
         while not is_in_context(n):
