@@ -37,9 +37,6 @@ _OWN_TEXT = (
 )  # fmt: skip
 
 
-# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. The files of enwik8 have the values of
-# bytes as numbers, those of text8 have letters, and _ for a space. White space separates these, so they are words for
-# `Vocab`. lm1b has a vocabulary file, its training text is in shards, and valid.txt is also its test text.
 class PaperDataset(NamedTuple):
     """What the original program does with a dataset."""
 
@@ -48,6 +45,9 @@ class PaperDataset(NamedTuple):
     cutoffs: list[int]
 
 
+# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. The files of enwik8 have the values of
+# bytes as numbers, those of text8 have letters, and _ for a space. White space separates these, so they are words for
+# `Vocab`. lm1b has a vocabulary file, its training text is in shards, and valid.txt is also its test text.
 PAPER_DATASETS = {
     "enwik8": PaperDataset({"level": "word", "lower_case": True}, SPLITS, []),
     "text8": PaperDataset({"level": "word", "lower_case": True}, SPLITS, []),
