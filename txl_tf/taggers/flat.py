@@ -218,7 +218,7 @@ def check_items(inputs: dict[str, np.ndarray]) -> None:
         (
             "lex_num",
             (lex_num < 0) | (lex_num > width - seq_len),
-            f"from 0 to {width} - seq_len, of the lattice",
+            f"from 0 to {width}, the width of lattice, minus seq_len",
         ),
         ("pos_e", is_item & (inputs["pos_e"] < inputs["pos_s"]), "at least pos_s"),
     ):
