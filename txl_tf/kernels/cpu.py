@@ -126,8 +126,13 @@ def add_bias(x: Tensor, bias: Tensor) -> Any:
 
 @custom_gradient
 def _add_bias(x: Tensor, bias: Tensor) -> tuple[Any, Callable[[Any], Any]]:
-    """The sum, and a function that returns the gradients of `x` and `bias`."""
-    return tf.nn.bias_add(x, bias), lambda upstream: (upstream, sum_of_rows(upstream))
+    """The sum, and a function that returns the gradients of `x` and `bias`.
+
+    With an axis between the product and the bias, TensorFlow does not fuse the two. On a processor with AMX, the fused
+    operation takes up to 2.4 times as long as the two operations. With AVX512-BF16, both ways take the same time.
+    """
+    total = tf.squeeze(tf.nn.bias_add(x[None], bias), 0)
+    return total, lambda upstream: (upstream, sum_of_rows(upstream))
 
 
 def sum_of_rows(x: Tensor) -> Any:
