@@ -128,5 +128,6 @@ def pair_batches(shape, by_length):
     order = np.random.default_rng(1).permutation(shape["pairs"])
     if by_length:
         order = order[np.argsort([len(sources[i]) for i in order], kind="stable")]
-    batches = np.random.default_rng(2).permutation(order.reshape(-1, shape["batch_size"]))  # indices of pairs
+    starts = np.random.default_rng(2).permutation(range(0, len(order), shape["batch_size"]))
+    batches = [order[start : start + shape["batch_size"]] for start in starts]  # indices of pairs
     return [(padded([sources[i] for i in batch]), padded([[START, *targets[i]] for i in batch])) for batch in batches]
