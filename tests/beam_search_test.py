@@ -125,6 +125,11 @@ def test_symbols_that_cannot_be_suppressed_are_refused(model, given, name):
         model.generate(SOURCE, start=START, end=END, suppress_tokens=given, beam_size=4)
 
 
+def test_some_symbol_is_not_suppressed(model):
+    with raises_parameter("suppress_tokens"):
+        model.generate(SOURCE, start=START, end=None, max_new_tokens=3, suppress_tokens=[*range(1, VOCAB)])
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"beam_size": 3, "n_best": 2}], ids=str)
 def test_numbers_may_be_numpy_s(model, options):

@@ -142,9 +142,10 @@ def test_words_are_a_set():
     np.testing.assert_allclose(network({**turned, **rest})[0], network(inputs)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_moving_all_places_changes_nothing():
+@pytest.mark.parametrize("shift", [5, -1, -7])
+def test_moving_all_places_changes_nothing(shift):
     network, inputs = make_flat(), make_inputs()
-    moved = {**inputs, **{name: inputs[name] + 5 for name in ("pos_s", "pos_e")}}
+    moved = {**inputs, **{name: inputs[name] + shift for name in ("pos_s", "pos_e")}}
     mask = network.mask_of(inputs).numpy()
     np.testing.assert_allclose(network(moved).numpy()[mask], network(inputs).numpy()[mask], rtol=1e-5, atol=1e-5)
 
@@ -162,6 +163,14 @@ def test_numbers_that_contradict_each_other_are_named(name, place, number):
     tagger = txl_tf.Tagger(make_flat(), labels=["O", "S-X"])
     for use in (make_flat(), tagger.decode, lambda x: tagger.nll(x, np.zeros([3, 4], int))):
         with raises_parameter(f"inputs['{name}']{[*place]}", number):
+            use(inputs)
+
+
+def test_bigrams_are_not_wider_than_the_lattice():
+    inputs = make_inputs()
+    inputs["bigrams"] = tf.pad(inputs["bigrams"], [[0, 0], [0, inputs["lattice"].shape[1]]])
+    for use in (make_flat(), tf.function(make_flat())):
+        with raises_parameter("inputs['bigrams']", inputs["bigrams"].shape[1]):
             use(inputs)
 
 

@@ -96,10 +96,10 @@ def rotated_in_loops(x):
     return turned
 
 
-@pytest.mark.parametrize("queries", [3, 4])
-def test_rotary_positions_turn_queries_and_keys_of_every_head(queries):
-    layer = MultiHeadAttention(d_model=8, num_heads=2, positions="rotary")
-    v, q = numbers(1, 4, 8), numbers(1, queries, 8, seed=1)
+@pytest.mark.parametrize("queries, dtype, atol", [(3, "float32", 1e-5), (4, "float32", 1e-5), (4, "float64", 1e-14)])
+def test_rotary_positions_turn_queries_and_keys_of_every_head(queries, dtype, atol):
+    layer = MultiHeadAttention(d_model=8, num_heads=2, positions="rotary", dtype=dtype)
+    v, q = numbers(1, 4, 8).astype(dtype), numbers(1, queries, 8, seed=1).astype(dtype)
     layer.build()
     for i, weight in enumerate(layer.weights):
         weight.assign(numbers(*weight.shape, seed=2 + i))
@@ -109,7 +109,7 @@ def test_rotary_positions_turn_queries_and_keys_of_every_head(queries):
     for h in range(2):
         own_q, own_k = (rotated_in_loops(x[:, 4 * h : 4 * h + 4]) for x in (queries_of_heads, keys))
         _, expected = attention_in_loops(own_q, own_k, own_k, np.zeros([queries, 4]))
-        np.testing.assert_allclose(weights[0, h], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(weights[0, h], expected, rtol=10 * atol, atol=atol)
 
 
 def test_rotary_positions_see_only_distances():

@@ -590,9 +590,39 @@ class Stepping:
             np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
 
 
-def test_a_set_of_labels_is_refused():
-    with raises_parameter("labels", set(LABELS), "a list of tags"):
-        txl_tf.Tagger(txl_tf.Tener(**SETTINGS), set(LABELS))
+@pytest.mark.parametrize("labels", [set(LABELS), {label: i for i, label in enumerate(reversed(LABELS))}], ids=str)
+def test_labels_without_an_order_are_refused(labels):
+    with raises_parameter("labels", labels, "a list of tags"):
+        txl_tf.Tagger(txl_tf.Tener(**SETTINGS), labels)
+
+
+def test_kinds_follow_from_the_labels():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
+    with pytest.raises(AttributeError):
+        tagger.kinds = ["X"]
+    assert tagger.kinds == ["X", "Y"]
+
+
+def network_of_ids():
+    """A network of the user's own, with an attribute that functional models have, too."""
+
+    class Own(keras.layers.Embedding):
+        def outputs(self):
+            raise AssertionError
+
+    return Own(N_TOKEN, 4)
+
+
+def test_a_mask_of_a_network_of_the_user_s_own_is_bool_or_0_and_1():
+    tagger, array = txl_tf.Tagger(network_of_ids(), LABELS), ids(LENGTHS)
+    mask = array != 0
+    expected = tagger.decode({"a": array, "mask": mask})[1]
+    np.testing.assert_array_equal(tagger.decode({"a": array, "mask": mask.astype("float32")})[1], expected)
+    added = np.where(mask, 0, -1e9).astype("float32")
+    tagger.compile("sgd")
+    for use in (tagger.decode, lambda inputs: tagger.fit(inputs, np.zeros_like(array), verbose=0)):
+        with raises_parameter("inputs['mask']"):
+            use({"a": array, "mask": added})
 
 
 def test_methods_take_lists():

@@ -135,6 +135,17 @@ def test_transitions_of_bio_and_bmes():
     np.testing.assert_array_equal(allowed_transitions(["B", "M", "E", "S"]), np.array(bmes, bool))
 
 
+def test_a_scheme_that_is_given_is_one_of_the_labels():
+    both = ["O", "B-A", "E-A", "S-A"]
+    for scheme in ("bmes", "bioes"):
+        np.testing.assert_array_equal(allowed_transitions(both, scheme), allowed_transitions(both))
+    # With the scheme BIOES, an entity that begins with B ends with E.
+    assert allowed_transitions(["O", "B-A"], "bio")[1, 3] and not allowed_transitions(["O", "B-A"], "bioes")[1, 3]
+    for labels, scheme in ((both, "bio"), (["O", "I-A"], "bmes"), (both, "another")):
+        with raises_parameter("scheme", scheme):
+            allowed_transitions(labels, scheme)
+
+
 @pytest.mark.parametrize(
     "tags, scheme, places",
     [

@@ -1,5 +1,8 @@
 """Lines to tags: sentences that are longer than the network takes are read in windows, and tagged as one."""
 
+import dataclasses
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -200,6 +203,43 @@ def test_a_word_that_is_left_out_is_as_one_that_the_lexicon_has_not(eager):
     assert [item.text for item in tagging.attention(text, left_out).items] == [*text, "bc"]
     without = TextTagger(tagging.tagger, encoder).tag([text])
     assert tagging.tag([text], left_out) == without != tagging.tag([text])
+
+
+@pytest.mark.parametrize(
+    "sentences, name",
+    [("abc", "sentences"), (None, "sentences"), (["ab", None], "sentences[1]"), ([[1, 2]], "sentences[0]")],
+    ids=str,
+)
+def test_sentences_are_sequences_of_tokens(sentences, name):
+    with raises_parameter(name):
+        text_tagger("tener", 7).tag(sentences)
+
+
+def test_words_are_left_out_only_with_a_lexicon():
+    with raises_parameter("left_out", {"bc"}):
+        text_tagger("tener", 7).tag(["abc"], {"bc"})
+
+
+@pytest.mark.parametrize(
+    "kind, changes, name",
+    [
+        ("tener", {"vocab": vocab_of(*"abcdefgh")}, "encoder.vocab"),
+        ("tener", {"bigram_vocab": None}, "encoder.bigram_vocab"),
+        ("tener", {"bigram_vocab": vocab_of(*map(str, range(30)))}, "encoder.bigram_vocab"),
+        ("tener", {"lexicon": Lexicon(["bc"])}, "encoder.lexicon"),
+        ("flat", {"lexicon": None}, "encoder.lexicon"),
+    ],
+)
+def test_an_encoder_has_the_ids_that_the_network_reads(kind, changes, name):
+    tagger = text_tagger(kind, 7).tagger
+    with raises_parameter(name):
+        TextTagger(tagger, dataclasses.replace(ENCODERS[kind], **changes))
+
+
+def test_a_network_of_the_user_s_own_reads_no_text():
+    tagger = txl_tf.Tagger(keras.layers.Embedding(9, 4), LABELS)
+    with raises_parameter("tagger", tagger):
+        TextTagger(tagger, ENCODERS["tener"])
 
 
 @pytest.mark.parametrize("tokens", ["", "abcdabcd"])

@@ -177,11 +177,7 @@ def rotate(x: Tensor, numbers: Tensor) -> Any:
     Returns:
         A tensor like `x`.
     """
-    # An angle is an int32, in 2^-32 of a full turn. An overflow of int32 subtracts whole turns. So angles are exact,
-    # however long the text is.
-    fractions = _fractions_of_turn(x.shape[-1]) * numbers[..., None]  # [..., any, D / 2]
-    angles: Any = tf.cast(fractions, wide_dtype(x))
-    angles *= 2 * math.pi / 2**32
+    angles = _angles_of_turns(x.shape[-1], numbers, wide_dtype(x))
     cos: Any = tf.cos(angles)
     sin: Any = tf.sin(angles)
     halves: Any = tf.split(tf.cast(x, cos.dtype), 2, -1)
@@ -189,10 +185,15 @@ def rotate(x: Tensor, numbers: Tensor) -> Any:
     return tf.cast(tf.concat([left * cos - right * sin, right * cos + left * sin], -1), x.dtype)
 
 
-def _fractions_of_turn(width: int) -> Any:
-    """The angles by which pairs of dimensions turn from one token to the next: int32 `[D / 2]`, in 2^-32 of a turn."""
+def _angles_of_turns(width: int, numbers: Tensor, dtype: Any) -> Any:
+    """The angles `n * 10000^(-2d / D)` of the positions n, `[..., any, D / 2]`."""
     frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
-    return np.round(frequencies / (2 * np.pi) * 2**32).astype("int32")
+    if dtype == tf.float64:
+        return tf.cast(numbers[..., None], dtype) * frequencies
+    # float32 has too few digits for large angles. So an angle is an int32, in 2^-32 of a full turn. An overflow of
+    # int32 subtracts whole turns.
+    fractions = np.round(frequencies / (2 * np.pi) * 2**32).astype("int32") * numbers[..., None]
+    return tf.cast(fractions, dtype) * (2 * math.pi / 2**32)
 
 
 def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) -> Any:

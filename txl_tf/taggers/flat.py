@@ -135,9 +135,14 @@ class Flat(AttendingNetwork):
     def checked(self, inputs: Any) -> dict[str, Tensor]:
         """`SentenceNetwork.checked`, which also compares the numbers and positions of items outside of graphs.
 
-        Raises ParameterError if they contradict each other, see `check_items`.
+        Raises ParameterError if they contradict each other, see `check_items`, or if there are more bigrams than items.
         """
         tensors = super().checked(inputs)
+        width, length = tensors["lattice"].shape[1], tensors["bigrams"].shape[1]
+        if None not in (width, length) and width < length:
+            allowed = f"at most as wide as inputs['lattice'], {width}"
+            message = f"inputs['bigrams'] must be {allowed}, got a width of {length}"
+            raise ParameterError("inputs['bigrams']", length, allowed, message)
         if tf.executing_eagerly():
             check_items({name: np.asarray(x) for name, x in tensors.items()})
         return tensors

@@ -11,7 +11,7 @@ four distances have the same vector. It is computed only once: a batch has about
 different vectors.
 
 Shapes:
-    B: batch      T: most items of a sentence      E: d_model      S: number of positions, 1 + the largest e
+    B: batch      T: most items of a sentence      E: d_model      S: positions, from the smallest s to the largest e
     U: pairs with different distances              P: number of values of a distance, from -(S - 1) to S - 1
 """
 
@@ -43,7 +43,8 @@ class Pairs(NamedTuple):
         distances: list of int32 `[U]`, one tensor for each name of a distance, such as "ss".
         index: int32 `[B, T, T]`, the number of each pair of items among the U different pairs, an argument of
             `LatticeAttn` and `FlatLayer`. It has no meaning at padding.
-        places: int32 scalar, 1 + the largest position in the batch, an argument of `distance_table`.
+        places: int32 scalar, the number of positions from the smallest to the largest of the batch, an argument of
+            `distance_table`.
     """
 
     distances: list
@@ -89,7 +90,9 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
         return _DistinctPairs(names)(pos_s, pos_e, mask)
     is_item: Any = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
     # int64, because the code of a pair below can be as large as the fourth power of `base`.
-    pos_s, pos_e = (tf.where(is_item, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
+    pos_s, pos_e = (tf.cast(x, tf.int64) for x in (pos_s, pos_e))
+    first = tf.reduce_min(tf.where(is_item, pos_s, tf.int64.max))
+    pos_s, pos_e = (tf.where(is_item, x - first, 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
     # The code of a pair is a number whose digits are its distances, shifted so that the smallest is 0.
     base = 2 * places - 1
@@ -123,7 +126,7 @@ def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: Any = "f
     """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
 
     Args:
-        places: int or int scalar tensor, 1 + the largest position in a sentence, such as `Pairs.places` of a batch. It
+        places: int or int scalar tensor, the number of positions in a sentence, such as `Pairs.places` of a batch. It
             may also be a symbolic tensor of Keras.
         d_model: int, the width of the sinusoids: even, and at least 4.
         shift: number that is added to each distance.

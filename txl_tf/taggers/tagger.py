@@ -12,7 +12,7 @@ Shapes:
 
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -33,6 +33,7 @@ from txl_tf.nn.base import CheckedCalls, KerasHabits
 from txl_tf.nn.checks import as_array, as_ids, check_tensors, checked_sizes
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
+from txl_tf.nn.masks import as_bool
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
@@ -116,6 +117,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """
 
     free_settings = {"constraints": FREE_SWITCH, "output_dropout": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = {"kinds": ""}  # follow from labels
 
     @stored
     def __init__(
@@ -126,7 +128,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         super().__init__(**kwargs)
         if not isinstance(network, keras.Layer):
             raise ParameterError("network", network, "a network of the library, or a Keras layer or model")
-        if isinstance(labels, (str, bytes, set, frozenset)) or not isinstance(labels, Iterable):
+        if isinstance(labels, str | bytes | set | frozenset | Mapping) or not isinstance(labels, Iterable):
             raise ParameterError("labels", labels, "a list of tags")
         self.labels = list(labels)
         check_fields(LabelConfig, self)
@@ -188,13 +190,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.reads_sentences and self.network.reads_lattice
 
     def build(self, inputs_shape: Any = None) -> None:
-        # A functional model has outputs, and so has a `Sequential` whose input is known. With other networks, the first
-        # call builds the layers after the network.
+        # A functional model has a list of outputs, and so has a `Sequential` whose input is known. With other networks,
+        # the first call builds the layers after the network.
         outputs = getattr(self.network, "outputs", None)
         if self.reads_sentences:
             self.network.build_at_once()
             self._build_rest(self.network.d_model)
-        elif outputs:
+        elif isinstance(outputs, list) and outputs:
             self._build_rest(outputs[0].shape[-1])
         self.built = True
 
@@ -277,7 +279,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         if self.reads_sentences:
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
-            return tf.cast(_mask_in(inputs), tf.bool)
+            return as_bool("inputs['mask']", _mask_in(inputs))
         return tf.not_equal(inputs, 0)
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
@@ -334,7 +336,12 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return emissions, mask, tags
 
     def check_shapes(self, x: Any, y: Any = None) -> None:
-        """Raises ParameterError unless the tags `y`, if there are any, have the length of the inputs `x`."""
+        """Raises ParameterError unless the tags `y`, if there are any, have the length of the inputs `x`.
+
+        It also checks the numbers of a mask.
+        """
+        if isinstance(x, dict) and not self.reads_sentences:
+            as_bool("inputs['mask']", _mask_in(x))
         mask = self._mask_of(keras.tree.map_structure(lambda array: array[:1], x))
         if y is not None:
             check_tensors({"time": mask.shape[1]}, tags=(y, "number batch time"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +74,8 @@ class TextTagger:
         sizes: the lengths of the lines on which the tagger was trained, see `pieces`.
 
     Raises:
-        ParameterError: `batch_size` or `window` is out of its range.
+        ParameterError: `batch_size` or `window` is out of its range, the network is no `SentenceNetwork`, or the
+            encoder does not fit it.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class TextTagger:
         sizes: LineSizes | None = None,
     ) -> None:  # fmt: skip
         at_least(1)("batch_size", batch_size)
+        check_encoder(tagger, encoder)
         if window is not None:
             at_least(1, tagger.network.max_seq_len)("window", window)
         self.tagger = tagger
@@ -163,6 +165,9 @@ class TextTagger:
 
     def encode(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[Encoded]:
         """The ids of sentences, see `tag`."""
+        sentences = checked_sentences(sentences, self.tagger.token_level)
+        if left_out and not self.lattice:
+            raise ParameterError("left_out", left_out, "empty for a network that reads no words of a lexicon")
         return [self.encoder.encode(tokens, left_out) for tokens in sentences]
 
     def tag_in_sentences(
@@ -195,8 +200,9 @@ class TextTagger:
             The result of each sentence, in the order of the sentences.
 
         Raises:
-            ParameterError: the tagger overrides `decode`, or it overrides `entities` and a sentence is longer than
-                `window`: this method would not use them.
+            ParameterError: a sentence is no sequence of tokens, there are words to leave out without a lexicon, the
+                tagger overrides `decode`, or it overrides `entities` and a sentence is longer than `window`: this
+                method would not use them.
         """
         check_eager("tag")
         self.tagger.refuse_unused("decode")
@@ -225,7 +231,7 @@ class TextTagger:
         if not 0 < len(tokens) <= self.most:
             allowed = f"1 to {'window' if self.window else 'max_seq_len'}={self.most} tokens"
             raise ParameterError("tokens", tokens, allowed, f"tokens must be {allowed}, got {len(tokens):,}")
-        encoded = self.encoder.encode(tokens, left_out)
+        (encoded,) = self.encode([tokens], left_out)
         places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
         inputs = {name: tf.constant(array) for name, array in features([encoded], self.lattice).items()}
         if not self.lattice:
@@ -280,6 +286,38 @@ class TextTagger:
             spans = [Entity(kinds[kind_ids[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in last_tokens]
             texts.append(TaggedText([labels[tag] for tag in tags[:n]], spans))
         return texts
+
+
+def check_encoder(tagger: Tagger, encoder: SentenceEncoder) -> None:
+    """Raises ParameterError unless the encoder has the ids and the words that the network of the tagger reads."""
+    network: Any = tagger.network
+    if not tagger.reads_sentences:
+        allowed = "a Tagger of Tener, Flat, BiLSTM or another SentenceNetwork, which reads the ids of an encoder"
+        message = f"tagger must be {allowed}, got one of {type(network).__name__}"
+        raise ParameterError("tagger", tagger, allowed, message)
+    if len(encoder.vocab) > network.n_token:
+        raise ParameterError("encoder.vocab", len(encoder.vocab), f"at most n_token={network.n_token} symbols")
+    n_bigrams = len(encoder.bigram_vocab) if encoder.bigram_vocab else 0
+    if n_bigrams > network.n_bigram or bool(n_bigrams) != bool(network.n_bigram):
+        allowed = f"a vocabulary of at most n_bigram={network.n_bigram} symbols" if network.n_bigram else "None"
+        raise ParameterError("encoder.bigram_vocab", n_bigrams or None, f"{allowed} for this network")
+    if (encoder.lexicon is not None) != tagger.reads_lattice:
+        allowed = "a Lexicon, maybe without words" if tagger.reads_lattice else "None"
+        raise ParameterError("encoder.lexicon", encoder.lexicon, f"{allowed} for {type(network).__name__}")
+
+
+def checked_sentences(sentences: Any, token_level: str) -> list[Sequence[str]]:
+    """The sentences as a list. Raises ParameterError unless each is a sequence of tokens, see `TextTagger.tag`."""
+    allowed = "a list of sentences, each a list of its tokens, see split()"
+    if isinstance(sentences, str | bytes) or not isinstance(sentences, Iterable):
+        message = f"sentences must be {allowed}, got one {type(sentences).__name__}"
+        raise ParameterError("sentences", sentences, allowed, message)
+    sentences = list(sentences)
+    for i, tokens in enumerate(sentences):
+        has_tokens = isinstance(tokens, Sequence | np.ndarray) and all(isinstance(token, str) for token in tokens)
+        if not has_tokens or (isinstance(tokens, str) and token_level == "word"):
+            raise ParameterError(f"sentences[{i}]", tokens, "a list of its tokens, see split()")
+    return sentences
 
 
 def joined(pieces: Sequence[TaggedText]) -> TaggedText:

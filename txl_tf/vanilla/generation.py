@@ -126,7 +126,10 @@ def check_suppressed(ids: Iterable[int], end: int | None, n_symbols: int) -> set
         if i == end:
             allowed = f"ids other than the end, {end}, without which no target ends"
             raise ParameterError("suppress_tokens", ids, allowed)
-    return {int(i) for i in ids}
+    suppressed = {int(i) for i in ids}
+    if len(suppressed) == n_symbols - 1:
+        raise ParameterError("suppress_tokens", ids, f"fewer than all {n_symbols - 1} symbols")
+    return suppressed
 
 
 def allowed_symbols(model: Any, suppressed: Iterable[int]) -> Tensor:

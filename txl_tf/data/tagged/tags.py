@@ -195,13 +195,20 @@ def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.
 
     Args:
         labels: labels of one scheme, which they show: see `detect_scheme`.
-        scheme: with "none", the result is `None`: every transition is allowed. Any other value has no effect.
+        scheme: with "none", the result is `None`: every transition is allowed. Or a scheme of the labels.
+
+    Raises:
+        ParameterError: the labels have no common scheme, or are not of `scheme`.
     """
     if scheme == NONE:
         return None
-    scheme = detect_scheme(labels)
     n = len(labels)
     parts = [*map(split_tag, labels), _OUTSIDE]
+    detected = detect_scheme(labels)
+    fitting = [name for name, prefixes in SCHEMES.items() if {prefix for prefix, _ in parts} <= {"O", *prefixes}]
+    if scheme is not None and scheme not in fitting:
+        raise ParameterError("scheme", scheme, f"None, {NONE} or a scheme of the labels, {' or '.join(fitting)}")
+    scheme = scheme or detected
     table = np.zeros([n + 2, n + 2], bool)
     inner = [[_may_follow(previous, current, scheme) for current in parts] for previous in parts]
     table[: n + 1, [*range(n), n + 1]] = inner
