@@ -70,10 +70,10 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
             trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
             check_text(folder, trained_on, "choose another folder, or resume with --allow_other_text")
         return
-    for path in folder.checkpoints():  # checkpoints of another program, such as the original
-        if tf.io.gfile.exists(f"{path}.index"):
-            message = f"model_dir {folder} contains {path}, which no run of this library wrote: choose a new folder"
-            raise ParameterError("model_dir", folder.path, "a new folder", message)
+    others = folder.checkpoints()  # of another program, such as the original
+    if others:
+        message = f"model_dir {folder} contains {others[0]}, which no run of this library wrote: choose a new folder"
+        raise ParameterError("model_dir", folder.path, "a new folder", message)
     _check_best(folder, training.warm_start_path)
     if training.warm_start_path and not training.init_from:
         _check_warm_start(training.warm_start_path, config, vocabs, remedy)
