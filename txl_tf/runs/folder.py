@@ -312,7 +312,9 @@ class RunFolder(CheckpointFolder):
         if ckpt_path == "latest":
             if not self.checkpoints():
                 message = f"model_dir {named(self)} contains no checkpoint"
-                if missing := self._named_checkpoints()[-1:]:
+                if not tf.io.gfile.isdir(self.path):
+                    message += ": the folder does not exist"
+                elif missing := self._named_checkpoints()[-1:]:
                     message += f": its file `checkpoint` names {missing[0]}, but {missing[0]}.index does not exist"
                 raise ParameterError("model_dir", self.path, "a folder with a checkpoint", message)
             return self.checkpoints()[-1]

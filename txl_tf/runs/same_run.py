@@ -210,9 +210,9 @@ def _changes(before: dict, requested: dict) -> dict[str, tuple[Any, Any]]:
 
 def _may_have_another_vocab(before: dict, requested: dict) -> bool:
     """Whether two runs may have different vocabularies of the same text: their family or a data setting differs."""
-    family = family_in(requested)
-    names = {f"data.{name}" for name in requested["data"] if name not in family.paths}
-    return family is not family_in(before) or not names.isdisjoint(_changes(before, requested))
+    paths = family_in(requested).paths
+    names = {"family", *(f"data.{name}" for name in requested["data"] if name not in paths)}
+    return not names.isdisjoint(_changes(before, requested))
 
 
 def check_same_on_workers(
