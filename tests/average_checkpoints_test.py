@@ -25,6 +25,7 @@ from helpers import (
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
+from txl_tf.files import write_json
 from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints, average_weights
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
@@ -143,6 +144,19 @@ def test_a_run_of_another_vocabulary_or_model_is_named(run, tmp_path):
         average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", paths["heads"]])
     assert mentions(str(raised.value), "n_head", 3)
     average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", f"{tmp_path}/free/ckpt-1"])
+
+
+def test_the_best_checkpoint_counts_only_once(run, tmp_path):
+    folder, weights = run
+    Path(folder.best.path).mkdir()
+    write_json(folder.best_file, {"step": 2, "val_loss": 1.0})
+    folder.best.save_weights(folder.load_model("ckpt-2"), 2)
+    with raises_parameter("checkpoints", ["ckpt-1", "ckpt-2", "best"], "different checkpoints"):
+        average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", "ckpt-2", "best"])
+    folder.best.save_weights(folder.load_model("ckpt-3"), 2)  # the best of another training
+    average_checkpoints(folder.path, tmp_path / "average", ["ckpt-2", "best"])
+    found = txl_tf.tf1_variables(txl_tf.load_run(tmp_path / "average")[0])
+    assert_variables_equal(found, mean(weights[1:]))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,19 @@ def test_the_next_step_has_the_regularizers_and_constraints_of_now(make):
     assert not constrained.numpy().any()
 
 
+@pytest.mark.parametrize("make", [make_language_model, make_tagger])
+def test_the_next_step_has_the_activity_regularizer_of_now(make):
+    model, part, batch = make()
+    model.compile(keras.optimizers.SGD(0.01))
+
+    def step():
+        model.train_on_batch(*batch)
+
+    for regularizer in (None, keras.regularizers.L2(1e3), None):
+        part.activity_regularizer = regularizer
+        assert (largest_change(part.weights, step) > 0.1) == (regularizer is not None)
+
+
 def test_the_next_step_runs_eagerly_or_in_a_graph_as_now():
     model, _, batch = make_language_model()
     traced = []

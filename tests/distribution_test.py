@@ -14,7 +14,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, SMALL, WatchedTokens, free_ports, raises_naming, raises_parameter, train_run, word_vocab
+from helpers import (
+    ROOT,
+    SMALL,
+    WatchedTokens,
+    free_ports,
+    make_run,
+    raises_naming,
+    raises_parameter,
+    train_run,
+    word_vocab,
+)
 
 import txl_tf
 from txl_tf.data.text.batches import Segments
@@ -255,7 +265,7 @@ SMALL_PROGRAM = (
 ).split()
 
 
-def run_two_programs(folder, of_second):
+def run_two_programs(folder, of_second, of_both=(*SMALL_PROGRAM, "--data_path=text.txt")):
     """Two workers run `train.py` in a folder, the second with more arguments; returns their statuses and errors."""
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     workers = []
@@ -264,8 +274,7 @@ def run_two_programs(folder, of_second):
         command = [
             sys.executable,
             str(ROOT / "train.py"),
-            *SMALL_PROGRAM,
-            "--data_path=text.txt",
+            *of_both,
             "--model_dir=run",
             *more,
         ]
@@ -293,6 +302,23 @@ def test_a_worker_with_other_settings_or_text_is_named_on_all_workers(tmp_path, 
     for error in errors:
         assert all(fact in error for fact in ["worker 1", *facts]), error
     assert not list(tmp_path.glob("run/*"))
+
+
+@pytest.mark.parametrize(
+    "of_second, statuses",
+    [
+        pytest.param(["--mem_len=2"], [1, 1], marks=pytest.mark.ci),
+        pytest.param(["--eval_path=same.txt"], [0, 0], marks=pytest.mark.slow),
+    ],
+)
+def test_workers_evaluate_with_the_same_settings(tmp_path, of_second, statuses):
+    for name in ("text.txt", "same.txt"):
+        (tmp_path / name).write_text("w1 w2 w3\n" * 40)
+    make_run(tmp_path / "run", word_vocab())
+    both = ["--do_eval_only", "--eval_path=text.txt", "--eval_batch_size=2", "--tgt_len=4"]
+    found, errors = run_two_programs(tmp_path, of_second, both)
+    assert found == statuses, errors
+    assert all(("worker 1" in error and "model.mem_len" in error) == any(statuses) for error in errors), errors
 
 
 @pytest.mark.slow

@@ -653,6 +653,8 @@ BAD = [  # an integer as a state stands for an empty one of so many rows, a floa
     ("generate_text", {"repetition_penalty": VECTOR * 0}, ["repetition_penalty"]),
     ("generate", {"repetition_penalty": VECTOR * np.float32("inf")}, ["repetition_penalty"]),
     ("generate", {"repetition_window": np.int32([0])}, ["repetition_window", 1, 1073741823]),
+    ("generate", {"repetition_window": np.int32([9])}, ["repetition_window", 9]),
+    ("generate_text", {"repetition_window": np.int32([64, 9, 64])}, ["repetition_window", 9]),
     ("generate", {"num_return_sequences": np.int32([2, 0, 1])}, ["num_return_sequences", 1]),
     ("generate", {"num_return_sequences": np.int32([22])}, [64, "num_return_sequences", 66]),
     ("generate_texts", {"num_return_sequences": np.int32([2**31 - 1])}, ["num_return_sequences", 6442450941]),

@@ -267,9 +267,22 @@ def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):
         txl_tf.load_run(run_dir, "best")
     for path in run_dir.glob("ckpt-7.*"):
         path.unlink()
+    with raises_parameter("model_dir", str(run_dir), "a folder with a checkpoint") as raised:
+        txl_tf.load_run(run_dir)
+    assert mentions(str(raised.value), "checkpoint", run_dir / "ckpt-7.index")
     (run_dir / "checkpoint").unlink()
     with raises_parameter("model_dir", str(run_dir), "a folder with a checkpoint"):
         txl_tf.load_run(run_dir)
+
+
+def test_a_best_checkpoint_without_its_files_is_not_read(made, run_dir):
+    folder, _ = made
+    Path(folder.best.path).mkdir()
+    write_json(folder.best_file, {"step": 3, "val_loss": 1.0})
+    used = []
+    with raises_parameter("checkpoint", str(run_dir / "best" / "ckpt-3"), error=CheckpointGone):
+        folder.with_checkpoint("best", used.append)
+    assert not used
 
 
 def test_a_model_that_does_not_fit_names_the_checkpoint_and_the_variable(made, run_dir):

@@ -1043,6 +1043,21 @@ def test_fractions_are_no_ids_and_no_tags():
         tagger.evaluate({"chars": chars}, tags + 0.5, verbose=0)
 
 
+@pytest.mark.parametrize("make_inputs", [tener_inputs, flat_inputs])
+def test_an_unknown_input_is_refused(make_inputs):
+    inputs, tags = as_tensors(make_inputs()), random_tags()
+    network = (txl_tf.Tener if make_inputs is tener_inputs else txl_tf.Flat)(**SETTINGS, n_bigram=N_BIGRAM)
+    tagger = txl_tf.Tagger(network, LABELS)
+    tagger.compile(sgd())
+    wrong = {**inputs, "bigram": inputs["bigrams"]}
+    dataset = tf.data.Dataset.from_tensors((wrong, tags))
+    for run in (network, tagger, tagger.decode, tagger.predict, lambda x: tagger.fit(x, tags)):
+        with raises_parameter("inputs", "bigram"):
+            run(wrong)
+    with raises_parameter("inputs", "bigram"):
+        tagger.fit(dataset)
+
+
 def test_numbers_may_be_the_mask_of_a_dictionary():
     tagger, inputs = make_tagger("keras, two inputs")
     numbers, tags = {**inputs, "mask": tf.cast(inputs["mask"], tf.int32)}, random_tags()

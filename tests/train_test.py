@@ -284,6 +284,7 @@ def test_a_sample_goes_on_from_the_validation_text_and_moves_no_cursor(caplog):
         ("ending\na long line that goes on and on", "a long lin"),  # no end of a line near
         ("no line at all", "no line at"),
         ("short", "short"),
+        ("one line\n", "one line\n"),
     ],
 )
 def test_a_sample_begins_at_the_beginning_of_a_line(text, expected):

@@ -640,6 +640,8 @@ def test_inputs_in_a_dictionary_are_refused_as_in_a_call():
 @pytest.mark.ci
 def test_a_batch_size_that_the_replicas_do_not_divide_is_refused(two_replicas):
     source, target = pairs(rows=7)
+    whole = tf.data.Dataset.from_tensor_slices((source, target))
+    unequal = whole.batch(3)  # 2 rows and 1
     with two_replicas.scope():
         model = make(num_layers=1)
         model.compile(keras.optimizers.SGD(0.1))
@@ -648,9 +650,14 @@ def test_a_batch_size_that_the_replicas_do_not_divide_is_refused(two_replicas):
             run(source, target, batch_size=3, verbose=0)
         with raises_parameter("x", 3):  # the only batch
             run(source[:3], target[:3], verbose=0)
+        with raises_parameter("x"):
+            run(unequal, verbose=0)
+    with raises_parameter("validation_data"):
+        model.fit(source, target, batch_size=4, validation_data=unequal, verbose=0)
     with raises_parameter("validation_batch_size", 3):
         model.fit(source, target, batch_size=4, validation_data=(source, target), validation_batch_size=3, verbose=0)
     of_eight = {"validation_batch_size": 8}
     with raises_parameter("validation_data", 5):
         model.fit(source, target, batch_size=4, validation_data=(source[:5], target[:5]), verbose=0, **of_eight)
     model.fit(source, target, batch_size=4, verbose=0)  # the last batch is smaller
+    model.fit(whole.batch(4), verbose=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -343,9 +344,9 @@ def average_checkpoints(
         List of str, the paths of the checkpoints that were averaged.
 
     Raises:
-        ParameterError: a checkpoint does not exist, is given twice, is damaged, or belongs to another model or
-            vocabulary; the new folder holds a run; both or neither of `checkpoints` and `num_last_checkpoints` are
-            given; or `merge_lora` is given for a run without LoRA.
+        ParameterError: a checkpoint does not exist, is damaged, is the same as another one of its step, or belongs to
+            another model or vocabulary; the new folder holds a run; both or neither of `checkpoints` and
+            `num_last_checkpoints` are given; or `merge_lora` is given for a run without LoRA.
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
         found = "got both" if checkpoints else "got neither"
@@ -361,16 +362,13 @@ def average_checkpoints(
             message = f"checkpoints must name a checkpoint each, got an empty name: {named(','.join(checkpoints))}"
             raise ParameterError("checkpoints", checkpoints, "names of checkpoints", message)
         paths = [source.find_checkpoint(path) for path in checkpoints]
-        for i, path in enumerate(paths):
-            if any(same_path(path, earlier) for earlier in paths[:i]):
-                message = f"checkpoints must be different checkpoints, got {path} twice"
-                raise ParameterError("checkpoints", checkpoints, "different checkpoints", message)
     else:
         paths = _latest_paths(source, num_last_checkpoints or 0)
     for path in paths:
         _check_same_model(source, path)
     try:
         readers = [*map(CheckpointReader, paths)]
+        _check_different(checkpoints, readers)
         source.check_size(config["model"], readers[0])
         model = source.family.make(**config["model"])
         average_weights(model, readers)
@@ -395,6 +393,25 @@ def _merged(model: Any, hyper_parameters: dict[str, Any], model_dir: str) -> dic
         raise ParameterError("merge_lora", True, "left out for a run without lora_rank", message)
     model.merge_lora()
     return {**hyper_parameters, "lora_rank": 0, "lora_alpha": None}
+
+
+def _check_different(checkpoints: Any, readers: Sequence[CheckpointReader]) -> None:
+    """Raises ParameterError if two checkpoints of the same step have the same weights, as "best" and "latest" may.
+
+    Args:
+        checkpoints: the names that were given, for the error.
+        readers: the checkpoints.
+    """
+    for reader, other in itertools.combinations(readers, 2):
+        if checkpoint_step(reader.path) != checkpoint_step(other.path) or reader.weight_shapes != other.weight_shapes:
+            continue
+        keys = reader.weights
+        if all(np.array_equal(reader.get(keys[name]), other.get(other.weights[name])) for name in keys):
+            found = f"{other.path} twice"
+            if not same_path(reader.path, other.path):
+                found = f"{reader.path} and {other.path}, which have the same weights"
+            message = f"checkpoints must be different checkpoints, got {found}"
+            raise ParameterError("checkpoints", checkpoints, "different checkpoints", message)
 
 
 def _check_same_model(source: RunFolder, path: str) -> None:

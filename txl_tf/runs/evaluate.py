@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 import time
 from typing import Any
@@ -24,7 +25,7 @@ from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import metric_of, to_metric
-from txl_tf.runs.same_run import check_text, check_vocab
+from txl_tf.runs.same_run import check_same_on_workers, check_text, check_vocab
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     ROW_BY_ROW,
@@ -42,7 +43,7 @@ from txl_tf.runs.setup import (
     worker_of,
 )
 from txl_tf.runs.weights import CheckpointReader, load_weights
-from txl_tf.training.distribution import is_default
+from txl_tf.training.distribution import is_default, num_workers
 from txl_tf.training.threads import choose_parallel_parts, choose_threads
 
 logger = logging.getLogger("txl_tf")
@@ -105,6 +106,19 @@ def evaluate_run(
         **(model or {}),  # the caller's values win
     }
     check_position_count(arguments, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
+    if num_workers(strategy) > 1:
+        checkpoint = os.path.basename(folder.find_checkpoint(evaluation.eval_ckpt_path))
+        settings = {
+            "family": folder.family.name,
+            "checkpoint": checkpoint,
+            **{f"model.{name}": value for name, value in arguments.items()},
+            **_shared_settings(evaluation, machine),
+            "fingerprints.vocab": corpus.vocab.fingerprint()[:16],
+            "fingerprints.text": corpus.fingerprint(split)[:16],
+        }
+        texts = {name: value for name, value in (data or config["data"]).items() if name in folder.family.paths}
+        with worker_of(strategy, folder):
+            check_same_on_workers(folder, strategy, settings, {"eval_path": evaluation.eval_path, **texts})
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     parts = _choose_parallel_parts(evaluation, evaluator, split, strategy, folder.family.config)
     set_matmul_precision(machine.matmul_precision)
@@ -132,6 +146,13 @@ def evaluate_run(
         logger.info("checkpoint: %s; evaluating it: %s", folder.name_of(path), evaluator.describe(lm))
         token_nll = token_nll_of_worker(evaluation.token_nll, strategy)
         return {split: evaluator.run(lm, split, token_nll)["loss"]}
+
+
+def _shared_settings(evaluation: EvaluationConfig, machine: MachineConfig) -> dict[str, Any]:
+    """The settings, by name, that several workers must have in common. The paths of files may differ."""
+    settings = {name: getattr(machine, name) for name in ("mixed_precision", "matmul_precision")}
+    settings |= evaluation.to_dict() | {"token_nll": bool(evaluation.token_nll)}
+    return {name: value for name, value in settings.items() if name not in ("eval_path", "eval_ckpt_path")}
 
 
 def _with_sizes(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationConfig, dict]:

@@ -56,6 +56,7 @@ from txl_tf.runs.weights import (
     CheckpointGone,
     CheckpointReader,
     UnreadableCheckpoint,
+    check_exists,
     check_whole,
     delete_checkpoint,
     load_weights,
@@ -281,11 +282,15 @@ class RunFolder(CheckpointFolder):
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints, from oldest to newest. If there are none, those that another program wrote.
 
-        The latter are named by the file `checkpoint` and may be missing.
+        The latter are named by the file `checkpoint`. Those whose files are missing do not count.
         """
         steps = self.steps()
         if steps:
             return [self.checkpoint(step) for step in steps]
+        return [path for path in self._named_checkpoints() if tf.io.gfile.exists(f"{path}.index")]
+
+    def _named_checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that the file `checkpoint` names. Their files may be missing."""
         with naming_read_errors(os.path.join(self.path, "checkpoint")):
             state = tf.train.get_checkpoint_state(self.path)
         return list(state.all_model_checkpoint_paths) if state else []
@@ -307,6 +312,10 @@ class RunFolder(CheckpointFolder):
         if ckpt_path == "latest":
             if not self.checkpoints():
                 message = f"model_dir {named(self)} contains no checkpoint"
+                if not tf.io.gfile.isdir(self.path):
+                    message += ": the folder does not exist"
+                elif missing := self._named_checkpoints()[-1:]:
+                    message += f": its file `checkpoint` names {missing[0]}, but {missing[0]}.index does not exist"
                 raise ParameterError("model_dir", self.path, "a folder with a checkpoint", message)
             return self.checkpoints()[-1]
         if ckpt_path == "best":
@@ -327,7 +336,8 @@ class RunFolder(CheckpointFolder):
         """Calls `use` with the path of a checkpoint, and returns its result.
 
         A training run in another process may delete the checkpoint before it is opened. If `use` raises CheckpointGone,
-        the checkpoint is looked up again, and `use` is called again, up to `_ATTEMPTS` times in all.
+        the checkpoint is looked up again, and `use` is called again, up to `_ATTEMPTS` times in all. If the same
+        checkpoint is found again, no process has deleted it: its files are missing.
 
         Args:
             ckpt_path: see `find_checkpoint`.
@@ -338,13 +348,16 @@ class RunFolder(CheckpointFolder):
             ParameterError: there is no such checkpoint, or it is damaged. In the second case, the message names a
                 complete one, if there is one.
         """
+        gone = None
         for tries_left in reversed(range(_ATTEMPTS)):
             path = self.find_checkpoint(ckpt_path)
             try:
+                check_exists(path)  # before `use`, which may print the path
                 return use(path)
             except CheckpointGone:
-                if not tries_left:
+                if path == gone or not tries_left:
                     raise
+                gone = path
             except UnreadableCheckpoint as error:
                 raise self.damaged_error(error, argument) from error
 
@@ -544,7 +557,7 @@ class RunFolder(CheckpointFolder):
         """
         self._check_path()
         unfinished = self._unfinished_files()
-        if unfinished is None and (self.has_config() or self.checkpoints()):
+        if unfinished is None and (self.has_config() or self._named_checkpoints() or self.steps()):
             message = f"{self} already contains a run: choose a new folder"
             raise ParameterError("model_dir", self.path, "a new folder", message)
         for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):

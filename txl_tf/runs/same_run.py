@@ -70,10 +70,10 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
             trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
             check_text(folder, trained_on, "choose another folder, or resume with --allow_other_text")
         return
-    for path in folder.checkpoints():  # checkpoints of another program, such as the original
-        if tf.io.gfile.exists(f"{path}.index"):
-            message = f"model_dir {folder} contains {path}, which no run of this library wrote: choose a new folder"
-            raise ParameterError("model_dir", folder.path, "a new folder", message)
+    others = folder.checkpoints()  # of another program, such as the original
+    if others:
+        message = f"model_dir {folder} contains {others[0]}, which no run of this library wrote: choose a new folder"
+        raise ParameterError("model_dir", folder.path, "a new folder", message)
     _check_best(folder, training.warm_start_path)
     if training.warm_start_path and not training.init_from:
         _check_warm_start(training.warm_start_path, config, vocabs, remedy)
@@ -210,9 +210,9 @@ def _changes(before: dict, requested: dict) -> dict[str, tuple[Any, Any]]:
 
 def _may_have_another_vocab(before: dict, requested: dict) -> bool:
     """Whether two runs may have different vocabularies of the same text: their family or a data setting differs."""
-    family = family_in(requested)
-    names = {f"data.{name}" for name in requested["data"] if name not in family.paths}
-    return family is not family_in(before) or not names.isdisjoint(_changes(before, requested))
+    paths = family_in(requested).paths
+    names = {"family", *(f"data.{name}" for name in requested["data"] if name not in paths)}
+    return not names.isdisjoint(_changes(before, requested))
 
 
 def check_same_on_workers(

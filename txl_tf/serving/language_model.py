@@ -165,7 +165,7 @@ class LanguageModelSignatures(StoredModel):
         "stop": "",
         "stop_ids": -1,
         "repetition_penalty": 1,
-        "repetition_window": 1,
+        "repetition_window": DEFAULTS["repetition_window"][0],
         "num_return_sequences": 1,
     }
 

@@ -203,8 +203,25 @@ def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vector
     }
     for name, (holds, allowed) in (ranges_of_request | _RANGES).items():
         checks.append(Check(holds(vectors[name]), f"{name} must {allowed}", vectors[name]))
+    checks.append(_window_check(vectors["repetition_window"], vectors["repetition_penalty"]))
     rows = tf.cast(batch, tf.int64) * tf.cast(tf.reduce_max(vectors["num_return_sequences"]), tf.int64)
     message = f"{given} must have at most {limits.max_rows} rows, times num_return_sequences"
     new_tokens = largest(vectors["max_new_tokens"])
     size = limits.size_check(given, rows, tf.maximum(n, 1), new_tokens)
     return [*checks, Check(rows <= limits.max_rows, message, rows), size]
+
+
+def _window_check(window: tf.Tensor, penalty: tf.Tensor) -> Check:
+    """A check that a `repetition_window` has an effect, as `SamplingConfig.check_used` has it. Each is `[B]` or `[1]`.
+
+    Vectors of any lengths are compared, because the check of the lengths is evaluated at the same time.
+    """
+    is_default = window == SamplingConfig.repetition_window
+    penalises = penalty != SamplingConfig.repetition_penalty
+    used = tf.cond(
+        tf.size(window) == tf.size(penalty),
+        lambda: tf.reduce_all(is_default | penalises),
+        lambda: tf.reduce_all(is_default) | tf.reduce_any(penalises),  # one of them stands for all rows
+    )
+    message = "repetition_window must be left out without a repetition_penalty other than 1"
+    return Check(used, message, lambda: tf.boolean_mask(window, tf.logical_not(is_default))[:1])

@@ -106,16 +106,21 @@ class SentenceNetwork(Layer):
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
 
     def checked(self, inputs: Any) -> dict[str, Tensor]:
-        """The inputs by name, as int32, without inputs that the network does not need.
+        """The inputs by name, as int32, without `bigrams` if the network does not need them.
 
         Raises:
-            ParameterError: an input is missing or has another shape; or, outside of graphs, an id is not in its table.
+            ParameterError: an input is missing, unknown or has another shape; or, outside of graphs, an id is not in
+                its table.
         """
         names = self._input_names
         if not isinstance(inputs, dict) or set(names) - set(inputs):
             got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else shown(inputs)
             allowed = f"a dictionary with {', '.join(names)}"
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
+        for name in inputs:
+            if name not in self.input_dims:
+                message = f"inputs has {name!r}, which the network does not read: it reads {', '.join(names)}"
+                raise ParameterError("inputs", name, list(self.input_dims), message)
         ranks = {name: len(self.input_dims[name].split()) for name in names}
         ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name], ranks[name]) for name in names}
         if tf.executing_eagerly():

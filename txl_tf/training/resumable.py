@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -218,7 +219,8 @@ class Resumable(AmongWorkers):
                 return self.fit_among_workers(kwargs)
             self._check_steps("steps_per_epoch", kwargs, kwargs.get("x"))
             self._check_steps("validation_steps", kwargs, kwargs.get("validation_data"))
-            return super().fit(**kwargs)
+            with self._naming_unequal_shares():
+                return super().fit(**kwargs)
 
     def _check_shares(self, name: str, batch_size: Any, x: Any, data: str = "x", held_out: float = 0.0) -> None:
         """Raises ParameterError unless all replicas have equally many rows of the first batch of arrays.
@@ -246,6 +248,25 @@ class Resumable(AmongWorkers):
             allowed = f"arrays of at least {name}={size} rows, or of a multiple of {replicas}, the number of replicas"
             raise ParameterError(data, rows, allowed, f"{data} must be {allowed}, got {rows}")
 
+    @contextlib.contextmanager
+    def _naming_unequal_shares(self, data: str = "x") -> Iterator[None]:
+        """In this block, the error of Keras about the first batch of a dataset names the argument `data`.
+
+        Keras adds up the replicas' shares of this batch, so that they must be equal, see `_check_shares`. Their sizes
+        are known only after the dataset was read.
+        """
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            shares = re.search(r"AddN must have the same .*: \[(\d+).* != input \d+: \[(\d+)", error.message)
+            if replicas == 1 or shares is None:
+                raise
+            allowed = f"batches whose first has a multiple of {replicas} rows, for {replicas} replicas"
+            found = f"{shares[1]} and {shares[2]} rows"
+            message = f"{data} must be {allowed}, got a first batch with {found} for two of them"
+            raise ParameterError(data, found, allowed, message) from None
+
     def _check_steps(self, name: str, kwargs: dict[str, Any], data: Any) -> None:
         """Raises ParameterError if Keras would read more batches than the argument `name` says.
 
@@ -271,7 +292,8 @@ class Resumable(AmongWorkers):
             self._watch(kwargs)
             if not self.several_workers:
                 self._check_steps("steps", kwargs, kwargs.get("x"))
-                return scalars_as_floats(super().evaluate(**kwargs))
+                with self._naming_unequal_shares("validation_data" if called_by_fit(kwargs) else "x"):
+                    return scalars_as_floats(super().evaluate(**kwargs))
             logs = self.evaluate_among_workers(kwargs)
         if kwargs.get("return_dict"):
             return logs

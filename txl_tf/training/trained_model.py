@@ -207,7 +207,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         """Whether what a compiled function was made with has changed since the last check of that function.
 
         That is: the methods that it calls, `run_eagerly`, `jit_compile` and `steps_per_execution`; for training also
-        the optimizer, which weights are trainable, and their regularizers and constraints.
+        the optimizer, which weights are trainable, and the regularizers and constraints of weights and layers.
 
         Args:
             function: name of the compiled function, such as "train_function". Its first check returns `False`.
@@ -221,6 +221,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
             # `id`, because `==` of two variables compares their values.
             made_with.append(getattr(self, "optimizer", None))
             made_with += [x for w in self.trainable_variables for x in (id(w), w.regularizer, w.constraint)]
+            made_with += [layer.activity_regularizer for layer in self._flatten_layers()]
         self._hooks_of = self._hooks_of or {}
         before = self._hooks_of.get(function, made_with)
         self._hooks_of[function] = made_with

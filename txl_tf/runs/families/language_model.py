@@ -77,7 +77,7 @@ def sample_prompt(tokens: np.ndarray, newline: int | None, least: int = _PROMPT)
     tokens = np.asarray(tokens[:_SEARCHED])
     begins = np.flatnonzero(tokens == newline) + 1  # where lines begin
     begins_of_paragraphs = [begin for begin in begins[1:] if tokens[begin - 2] == newline]
-    start = [*begins_of_paragraphs, *begins, 0][0]
+    start = next(begin for begin in (*begins_of_paragraphs, *begins, 0) if begin < len(tokens))
     ends = [end for end in begins if least <= end - start <= 8 * least]
     return tokens[start : ends[0] if ends else start + least]
 
