@@ -137,7 +137,7 @@ class PairsConfig(PairFilesConfig):
         "Size of each vocabulary of subwords; default: 8000, or fewer for a small text.", SYMBOLS, default=None
     )
     subword_type: str = option("How SentencePiece makes subwords.", one_of(SUBWORD_TYPES), default="unigram")
-    share_vocab: bool = option("Use one vocabulary for both sides, as share_embeddings needs it.", default=False)
+    share_vocab: bool = option("Use one vocabulary for both sides; share_embeddings needs this.", default=False)
     min_freq: int = option("Symbols that occur less often become <unk>.", at_least(0), default=0)
     max_size: int | None = option(
         "How many of the most frequent symbols of a side to keep; others become <unk>.", at_least(1), default=None

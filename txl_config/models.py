@@ -87,7 +87,7 @@ class DecoderConfig(Config):
     dropatt: float = option("Dropout rate of the attention probabilities.", RATE, default=0.0, flag=0.1, free=True)
     mem_len: int = option("Positions of memory.", MEMORY, default=0, flag=70, free=True)
     same_length: bool = option(
-        "Let every token attend to mem_len + 1 positions, not to all that it sees.", default=False, free=True
+        "Limit the attention of every token to the last mem_len + 1 positions.", default=False, free=True
     )
     layer_norm_epsilon: float = option(
         "Constant that layer norm adds to the variance.", FRACTION, default=1e-12, free=True

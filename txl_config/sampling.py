@@ -44,7 +44,7 @@ class SamplingConfig(Config):
         flag=None,
     )
     repetition_penalty: float = option(
-        "More than 1: tokens that were generated recently become less likely.",
+        "More than 1: recent tokens of the prompt and of the text become less likely.",
         satisfies(lambda x: (x > 0) & (x <= 1e30), "be positive, at most 1e30"),
         default=1.0,
         flag=None,

@@ -40,7 +40,9 @@ class OptimizerConfig(Config):
     clip: float | None = option("Largest global norm of the gradients.", default=0.25)
     clip_value: float | None = option("Largest absolute value in the gradients.", default=None)
     schedule: str = option(
-        "Learning rate schedule; noam: it falls with the square root of the step.", one_of(SCHEDULES), default="cosine"
+        "Learning rate schedule; noam: it falls as 1 over the square root of the step.",
+        one_of(SCHEDULES),
+        default="cosine",
     )
     min_lr_ratio: float = option(
         "Last learning rate of the cosine schedule as a fraction of the highest.", SHARE, default=0.004
@@ -94,7 +96,7 @@ class RunConfig(Config):
     )
     max_to_keep: int = option("Checkpoints to keep.", at_least(1), default=5)
     init_from: str | None = option(
-        "Folder of a run to start a new run from, with its model, vocabulary and weights. Flags change the rest.",
+        "Folder of a run whose model, vocabulary and weights the new run takes. Flags change the rest.",
         not_empty,
         default=None,
     )
@@ -110,7 +112,7 @@ class RunConfig(Config):
         "Steps in one call of the compiled graph. Default: 1; on TPUs at most 20.", at_least(1), default=None
     )
     jit_compile: bool = option("Compile the training step with XLA.", default=False)
-    seed: int = option("Seed of the initial weights and of dropout.", default=0)
+    seed: int = option("Seed of the initial weights, of dropout and of random orders.", default=0)
     freeze: Sequence[str] | None = option(
         "Names of layers whose weights stay as they are, or patterns such as layer_*.", default=None
     )
