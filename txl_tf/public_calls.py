@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.calls import bind_call, with_signature
+from txl_tf.calls import bind_call, check_true_or_false, with_signature
 from txl_tf.config.checks import RATE, is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
@@ -68,6 +68,7 @@ def checked(name: str, function: Function) -> Function:
     """Returns `function` with checks of its arguments, those of `SHAPES[name]`. Errors call the function `name`."""
     signature = inspect.signature(function)
     shapes = SHAPES[name]
+    switches = [parameter.name for parameter in signature.parameters.values() if parameter.annotation in (bool, "bool")]
     hint = f". The layer {shapes.layer} makes the weights itself" if shapes.layer else ""
 
     # In a tf.function of a user, AutoGraph would convert all functions that `call` uses. None of them needs it.
@@ -75,6 +76,7 @@ def checked(name: str, function: Function) -> Function:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = bind_call(name, signature, args, kwargs, hint)
+        check_true_or_false(**{switch: given.arguments[switch] for switch in switches if switch in given.arguments})
         try:
             _check(given, shapes)
         except ParameterError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from txl_tf.calls import bind_call
+from txl_tf.calls import bind_call, check_true_or_false
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.kernels.watching import AttentionRecord, watching
@@ -164,10 +164,24 @@ def memories_by_name(
     return args[:1], {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
 
 
+def check_switches_of_call(layer: Any, kwargs: dict[str, Any]) -> None:
+    """Raises ArgumentTypeError if a call gets a switch, such as `training`, that is neither true, false nor a tensor.
+
+    Switches are `training`, and the arguments of the call that are annotated as `bool`. Keras lets a caller give them
+    only by name.
+    """
+    others = [name for name, x in kwargs.items() if x is not None and type(x) is not bool and not _is_tensor(x)]
+    if others:
+        parameters = inspect.signature(layer.call).parameters
+        switches = ["training", *(name for name, x in parameters.items() if x.annotation in (bool, "bool"))]
+        check_true_or_false(**{name: kwargs[name] for name in others if name in switches})
+
+
 class CheckedCalls(MixedIntoLayer):
     """Mixin of layers and models: a call that does not fit the signature raises an error that names the argument.
 
     Raises:
+        ArgumentTypeError: see `check_switches_of_call`.
         UnknownArgumentError: the call has no such argument.
         CallError: a required argument is missing; there are too many; or an argument that is no tensor was given by
             position, which Keras does not allow.
@@ -176,6 +190,7 @@ class CheckedCalls(MixedIntoLayer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = memories_by_name(self, args, kwargs)
+        check_switches_of_call(self, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except (TypeError, ValueError) as error:
