@@ -128,6 +128,7 @@ def _storing(
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         bound = _bound(signature, names, self, args, kwargs)
         check_true_or_false(**{name: bound.arguments[name] for name in switches})
+        _check_dtype(kwargs.get("dtype"))
         for name in names:
             setattr(self, name, bound.arguments[name])
         if group is not None:
@@ -175,6 +176,23 @@ def _bound(
         raise CallError(called, list(args), list(names), f"{called}: {error}{hint}") from None
     bound.apply_defaults()
     return bound
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Raises ParameterError unless the argument `dtype` of a constructor is a floating-point dtype, a policy, or None.
+
+    Policies with quantization and maps of policies are left to `_check_policy`.
+    """
+    if dtype is None:
+        return
+    allowed = 'a floating-point dtype such as "float32", or a policy such as "mixed_bfloat16"'
+    try:
+        policy: Any = keras.dtype_policies.get(dtype)
+        dtypes = [policy.compute_dtype, policy.variable_dtype]
+    except (ValueError, TypeError, AttributeError):  # Keras knows no such policy
+        raise ParameterError("dtype", dtype, allowed) from None
+    if not all(keras.backend.is_float_dtype(each) for each in dtypes):
+        raise ParameterError("dtype", dtype, allowed)
 
 
 def _check_policy(layer: keras.Layer) -> None:
