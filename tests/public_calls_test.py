@@ -293,6 +293,12 @@ def test_a_name_at_another_place_is_named(module, name, allowed):
     ),
     *(
         (lambda name=name, value=value: layers.EncoderLayer(4, 2, 8)(tf.zeros([1, 2, 4]), **{name: value}), name,
+         ParameterError)
+        for value in ("no", 3, [1], [1.0, 2.0, 3.0], np.ones([2, 3], int))
+        for name in ("dropout_key",)
+    ),
+    *(
+        (lambda name=name, value=value: layers.EncoderLayer(4, 2, 8)(tf.zeros([1, 2, 4]), **{name: value}), name,
          ArgumentTypeError)
         for name, value in (("training", "no"), ("use_causal_mask", "no"), ("return_attention_scores", 2))
     ),

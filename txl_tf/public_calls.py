@@ -24,6 +24,7 @@ from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.checks import (
     as_array,
     as_ids,
+    check_key,
     check_length,
     check_sizes,
     check_tensors,
@@ -266,14 +267,6 @@ def _check_dtype(name: str, value: Any) -> None:
         raise ParameterError(name, value, "a floating-point dtype, such as float32")
 
 
-def _check_key(name: str, value: Any) -> None:
-    """Raises ParameterError unless a value may be a dropout key, see `dropout`."""
-    key = np.asarray(value) if isinstance(value, (list, tuple)) else value
-    shape = tf.TensorShape(key.shape) if _is_tensor_or_array(key) else tf.TensorShape([])
-    if not any(shape.is_compatible_with([size]) for size in (3, 4)) or not tf.as_dtype(key.dtype).is_integer:
-        raise tensor_error(name, value, "int [3]: two words of key and the number of the first row")
-
-
 # Kinds of arguments whose descriptions have no dimensions: `{kind: function that checks a name and a value}`.
 _OTHERS: dict[str, Callable[[str, Any], None]] = {
     "size": lambda name, value: check_sizes(**{name: value}),  # a size of a weight: an integer from 1 on
@@ -281,7 +274,7 @@ _OTHERS: dict[str, Callable[[str, Any], None]] = {
     "scalar": _check_number,
     "rate": RATE,
     "dtype": _check_dtype,
-    "key": _check_key,
+    "key": check_key,
 }
 
 

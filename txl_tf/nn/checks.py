@@ -129,6 +129,19 @@ def checked_shape(name: str, tensor: Tensor, sizes: dict[str, Size]) -> Any:
         return tf.identity(tensor)
 
 
+def check_key(name: str, key: Any, least: int = 3) -> None:
+    """Raises ParameterError unless a value may be a dropout key, see `txl_tf.layers.dropout`.
+
+    With `least=2`, the number of the first row may be missing. It is then 0.
+    """
+    allowed = "int [3]: two words of key and the number of the first row"
+    array: Any = as_array(name, key, allowed) if isinstance(key, (list, tuple)) else key
+    is_tensor = hasattr(array, "shape") and hasattr(array, "dtype")
+    shape = tf.TensorShape(array.shape if is_tensor else [])
+    if not any(shape.is_compatible_with([size]) for size in range(least, 5)) or not tf.as_dtype(array.dtype).is_integer:
+        raise tensor_error(name, key, allowed)
+
+
 def check_heads(d_model: Any, heads_name: str, heads: Any) -> None:
     """Raises ParameterError unless both are positive integers and the heads divide `d_model`."""
     check_sizes(**{"d_model": d_model, heads_name: heads})
