@@ -17,6 +17,7 @@ from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.checks import check_width
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
+from txl_tf.nn.masks import mask_of, with_mask
 from txl_tf.nn.parts import check_methods
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
@@ -213,6 +214,33 @@ class CheckedCalls(MixedIntoLayer):
                 message = f"{called}(): only tensors can be given by position; write {by_name}"
                 raise CallError(called, list(args), names, message) from None
             raise
+
+    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras's method: the call of a layer that was made in a `keras.RematScope`.
+
+        TensorFlow, which computes the call again for the gradients, takes arguments by name for constants, and does not
+        pass on the masks of tensors. So all floating-point tensors get a position, and their masks back. A dropout key
+        is drawn before, so that both computations use the same.
+        """
+        parameters = inspect.signature(self.call).parameters
+        if isinstance(self, Dropping) and "dropout_key" in parameters:
+            x = args[0] if args else kwargs[next(iter(parameters))]
+            key = self.key_of_call(keras.tree.flatten(x)[0], kwargs.get("training"), kwargs.get("dropout_key"))
+            kwargs["dropout_key"] = key
+        leaves: list[Any] = keras.tree.flatten((args, kwargs))
+        floats = [i for i, x in enumerate(leaves) if tf.is_tensor(x) and x.dtype.is_floating]
+        masks = {i: mask_of(leaves[i]) for i in floats}
+
+        def by_position(*tensors: Any) -> Any:
+            filled = list(leaves)
+            for i, x in zip(floats, tensors, strict=True):
+                filled[i] = x if masks[i] is None else with_mask(x, masks[i])
+            same_args, same_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+            return layer_call(*same_args, **same_kwargs)
+
+        call = super().rematerialized_call(by_position, *args, **kwargs)
+        tensors = [leaves[i] for i in floats]
+        return lambda *_, **__: call(*tensors)
 
 
 class Attending(MixedIntoLayer):
