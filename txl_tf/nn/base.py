@@ -11,7 +11,7 @@ from txl_tf.calls import bind_call, check_true_or_false
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.kernels.watching import AttentionRecord, watching
-from txl_tf.nn.arguments import arguments_of
+from txl_tf.nn.arguments import arguments_of, check_own_arguments
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.checks import check_width
@@ -292,8 +292,8 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
     def get_config(self) -> dict[str, Any]:
         """The stored arguments.
 
-        Raises ParameterError if a part, or a method of the model itself, was replaced after the constructor: the
-        configuration would not have it.
+        Raises ParameterError if a part, or a method of the model itself, was replaced after the constructor, or if a
+        user's subclass has an argument of its own, see `check_own_arguments`: the configuration would not have it.
         """
         parts = self._flatten_layers(include_self=False)
         changed = next((part for part in parts if "_txl_replaced" in vars(part)), None)  # see `change_part`
@@ -305,6 +305,7 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
             allowed = "a part that the constructor makes"
             raise ParameterError(changed.name, type(changed).__name__, allowed, message)
         check_methods(self)
+        check_own_arguments(self)
         return {**super().get_config(), **arguments_of(self)}
 
     def get_build_config(self) -> dict[str, Any] | None:
