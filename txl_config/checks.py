@@ -200,8 +200,10 @@ def check_bins(n_token: int, d_embed: int, cutoffs: Sequence[int], div_val: int)
     at_least(1)("d_embed", d_embed)
     at_least(1)("div_val", div_val)
     given: Any = cutoffs
-    if not isinstance(given, Sequence) or not all(map(is_integer, cutoffs)):
+    if not isinstance(given, Sequence):
         raise ParameterError("cutoffs", cutoffs, "a list of integers")
+    if not all(map(is_integer, cutoffs)):
+        raise ParameterError("cutoffs", list(cutoffs), "integers")
     ends = [0, *cutoffs, n_token]
     if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):
         allowed = f"increase and lie between 0 and n_token={n_token}"
