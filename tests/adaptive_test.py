@@ -10,6 +10,7 @@ import tensorflow as tf
 from helpers import assert_round_trips, raises_parameter
 
 import txl_tf
+from txl_tf.layers import AdaptiveEmbedding
 from txl_tf.nn.adaptive import AdaptiveSoftmax, adaptive_log_probs, mask_adaptive_logsoftmax
 
 N_TOKEN, D_MODEL = 30, 64
@@ -296,9 +297,11 @@ def test_ids_of_either_width_give_the_same(small_lm, dtype):
 
 @pytest.mark.parametrize("cutoffs", [[], [6, 14]])
 def test_a_negative_label_is_no_word(small_lm, cutoffs):
-    lm = small_lm(cutoffs=cutoffs)
+    lm, hidden, labels = small_lm(cutoffs=cutoffs), tf.zeros([1, 2, 8]), tf.constant([[3, -100]])
+    with raises_parameter("labels", value=-100):
+        lm.softmax.nll(hidden, labels, lm.network.embedding)
     with pytest.raises(tf.errors.InvalidArgumentError, match="indices"):
-        lm.softmax.nll(tf.zeros([1, 2, 8]), tf.constant([[3, -100]]), lm.network.embedding)
+        tf.function(lambda: lm.softmax.nll(hidden, labels, lm.network.embedding), autograph=False)()
 
 
 def test_log_probs_and_nll_agree_in_mixed_precision(small_lm):
@@ -327,6 +330,28 @@ def test_config_round_trips_and_initialisers_reach_their_weights():
 def test_bad_bins_are_an_error():
     with raises_parameter("div_val", 0, "at least 1"):
         AdaptiveSoftmax(23, 8, 8, cutoffs=[5], div_val=0)
+
+
+def test_the_arguments_of_nll_are_checked():
+    sizes = {"n_token": 23, "d_embed": 8, "d_proj": 8, "cutoffs": [5, 9], "div_val": 2}
+    embedding, softmax = AdaptiveEmbedding(**sizes), AdaptiveSoftmax(**sizes)
+    hidden, labels = tf.ones([1, 3, 8]), tf.constant([[22, 0, 7]])
+    nll = softmax.nll(hidden, labels, embedding)  # builds both
+    np.testing.assert_allclose(nll, softmax.nll(hidden, [[22.0, 0.0, 7.0]], embedding))
+    np.testing.assert_allclose(nll, softmax.static_nll(hidden, labels, embedding, [3, 3])[0], rtol=1e-6)
+    wrong = (
+        {"labels": [[22, 0, 23]]}, {"labels": [[22, 0]]}, {"labels": [22, 0, 7]}, {"labels": [[0.5, 1, 2]]},
+        {"labels": [["a", "b", "c"]]}, {"hidden": hidden[..., :4]}, {"embedding": None},
+        {"embedding": AdaptiveEmbedding(**{**sizes, "d_embed": 16})}, {"label_smoothing": "much"}, {"z_loss": -1.0},
+    )  # fmt: skip
+    for change in wrong:
+        arguments = {"hidden": hidden, "labels": labels, "embedding": embedding, **change}
+        for compute, others in ((softmax.nll, {}), (softmax.static_nll, {"bin_capacities": [3, 3]})):
+            with raises_parameter(*change):
+                compute(**arguments, **others)
+    with raises_parameter("labels", value=-1):
+        softmax.nll(hidden, [[22, 0, -1]], embedding)
+    assert softmax.static_nll(hidden, [[22, 0, -1]], embedding, [3, 3])[1].numpy().tolist() == [[True, True, False]]
 
 
 def test_div_val_without_cutoffs_is_one_bin(small_lm):

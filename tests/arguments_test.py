@@ -1,11 +1,14 @@
 """Arguments of constructors: stored before the body runs, checked and shown as those of a group, saved once."""
 
+import functools
 import inspect
 
 import keras
 import pytest
-from helpers import mentions, raises_naming, raises_parameter
+from helpers import SMALL, mentions, raises_naming, raises_parameter
 
+import txl_tf
+from txl_tf import layers
 from txl_tf.config.checks import RATE, WIDTH, Config, group, option
 from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
 from txl_tf.nn.arguments import arguments_of, stored, takes
@@ -57,6 +60,34 @@ def test_the_configuration_has_those_of_all_classes_as_they_are_now():
     again = More.from_config(config)
     assert again.get_config() == config and again.dtype == "float64"
     assert arguments_of(keras.layers.Dense(3)) == {}
+
+
+def test_an_own_argument_that_a_file_would_not_have_is_refused():
+    class Own(layers.LayerNorm):
+        def __init__(self, epsilon=1e-12, power=0.5, **kwargs):
+            super().__init__(epsilon, **kwargs)
+            self.power = power
+
+    class Saved(Own):
+        def get_config(self):
+            return {**super().get_config(), "power": self.power}
+
+    class Made(Own):
+        @classmethod
+        def from_config(cls, config):
+            return cls(power=2.0, **config)
+
+    class OwnModel(txl_tf.TransformerXLLM):
+        def __init__(self, mem_len=4, power=0.5, **kwargs):
+            super().__init__(mem_len=mem_len, **kwargs)
+
+    for make in (Own, functools.partial(OwnModel, **SMALL)):
+        assert "power" not in make(power=0.5, name="its_default").get_config()
+        with raises_parameter("power"):
+            make(power=2.0).get_config()
+    assert Own(1e-6).get_config()["epsilon"] == 1e-6
+    assert Saved(power=2.0).get_config()["power"] == Saved.from_config(Saved(power=2.0).get_config()).power == 2.0
+    assert Made.from_config(Made(power=2.0).get_config()).power == 2.0
 
 
 def test_the_signature_has_the_fields_of_the_group_with_their_defaults():

@@ -247,6 +247,12 @@ def test_layer_round_trips_and_names_a_wrong_shape():
     for wrong in (np.ones([2, 2]), [[True] * 4, [True] * 3]):
         with raises_parameter("allowed", limit="[4, 4]"):
             crf.CRF(2, allowed=wrong)
+    whether = np.array([[1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1], [0, 1, 1, 1]])
+    for numbers in (whether, whether.astype(np.float32), whether.astype(bool).tolist()):
+        assert crf.CRF(2, allowed=numbers).allowed == whether.astype(bool).tolist()
+    for wrong in (2 * whether, whether - 0.5, np.where(whether, "yes", "no"), np.where(whether, None, True)):
+        with raises_parameter("allowed"):
+            crf.CRF(2, allowed=wrong)
     with raises_naming(ValueError, "emissions", "[2, 0, 3]"):
         crf.CRF(3).decode(tf.zeros([2, 0, 3]))
 

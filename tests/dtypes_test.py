@@ -113,6 +113,19 @@ def test_a_policy_of_half_precision_is_refused_as_the_argument_is(policy):
     assert_refused("bfloat16", lm.train_on_batch, *segment())
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int8", "bool", "string", "no dtype", 3, tf.int64])
+def test_a_dtype_that_is_no_float_is_refused_by_name(dtype):
+    class Mine(layers.CRF):
+        def __init__(self, **options):
+            super().__init__(3, **options)
+
+    for make in (layers.LayerNorm, Mine, functools.partial(txl_tf.TransformerXLLM, **SMALL, mem_len=4)):
+        with raises_parameter("dtype", dtype):
+            make(dtype=dtype)
+        with raises_parameter("dtype"):
+            make(dtype=keras.DTypePolicy("int32"))
+
+
 def reader(dtype):
     """A network of plain Keras layers, one of which has weights of another dtype."""
     return keras.Sequential([keras.layers.Embedding(23, 8, dtype=dtype), keras.layers.Dense(8)])

@@ -116,6 +116,12 @@ def test_config_round_trips_and_initialisers_reach_their_weights():
         assert np.std(proj.numpy()) == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize("cutoffs", [np.array([5, 12]), np.array([]), 5, None, "ab", iter([5, 12]), {5, 12}])
+def test_cutoffs_that_are_no_list_are_an_error(cutoffs):
+    with raises_parameter("cutoffs"):
+        AdaptiveEmbedding(23, 16, 8, cutoffs=cutoffs)
+
+
 @pytest.mark.parametrize(
     "cutoffs", [[10, 10], [12, 5], [0, 5], [5, 23], [5, 30], [-3, 5]], ids=lambda cutoffs: str(cutoffs)
 )

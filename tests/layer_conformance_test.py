@@ -28,6 +28,37 @@ def all_of(cases, fast=None):
     return pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=mark(case)) for case in cases])
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+@all_of(LAYERS, fast=KINDS)
+def test_gradients_in_a_remat_scope_are_those_without(case, in_graph):
+    if case.name == "BiLSTM" and in_graph:
+        pytest.skip("Keras's Bidirectional cannot be in a RematScope there")
+
+    def gradients(layer):
+        names = [name for name, x in case.inputs.items() if np.asarray(x).dtype == np.float32]
+        tensors = [tf.constant(case.inputs[name]) for name in names]
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            given = dict(zip(names, tensors, strict=True))
+            outputs = layer(**{**case.inputs, **given}, **case.more, training=True)
+            loss = sum(tf.reduce_sum(tf.sin(x)) for x in keras.tree.flatten(outputs) if x.dtype.is_floating)
+        if isinstance(loss, int):
+            return []
+        found = tape.gradient(loss, [*tensors, *layer.trainable_variables], unconnected_gradients="zero")
+        return [tf.convert_to_tensor(x) for x in found]
+
+    options = {"seed": 5, **dict.fromkeys(case.rates, 0.5)} if case.rates else {}
+    plain = case.make(**options)
+    with keras.RematScope(mode="full"):
+        layer = case.make(**options)
+    for one in (plain, layer):
+        made(case, one)
+    layer.set_weights(plain.get_weights())
+    call = tf.function(gradients, autograph=False) if in_graph else gradients
+    for found, expected in zip(call(layer), gradients(plain), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def flat(outputs):
     return [np.asarray(tf.cast(x, tf.float32)) for x in keras.tree.flatten(outputs)]
 

@@ -9,6 +9,7 @@ from helpers import SMALL, TEXT, eagerly, raises_parameter, train_run
 from own_parts import SETTINGS, assert_all_methods_agree
 
 import txl_tf
+from txl_tf.errors import FixedAttributeError
 from txl_tf.layers import PositionwiseFF, RelMultiHeadAttn
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
@@ -94,6 +95,17 @@ def test_a_layer_computes_with_the_sum_of_kernel_and_update(make_layer, eager):
     np.testing.assert_allclose(layer(*arguments), plain(*arguments), atol=1e-5)
     assert [w.name for w in layer.weights] == [w.name for w in plain.weights]
     assert len(layer.trainable_weights) == len(plain.trainable_weights)
+
+
+def test_attributes_of_updates_change_by_their_methods_alone(eager):
+    layer, x = PositionwiseFF(4, 6), np.ones([1, 2, 4], np.float32)
+    layer(x)
+    for attributes in ((False, None, None), (True, 2, 3.0), (False, None, None)):
+        for name, value in zip(("lora_enabled", "lora_rank", "lora_alpha"), attributes, strict=True):
+            assert getattr(layer, name) == value
+            with raises_parameter(name, error=FixedAttributeError):
+                setattr(layer, name, 7)
+        layer.merge_lora() if layer.lora_enabled else layer.enable_lora(2, 3.0)
 
 
 def test_a_functional_model_keeps_the_updates_of_a_layer(tmp_path, eager):

@@ -153,8 +153,43 @@ def test_a_graph_of_unknown_lengths_refuses_a_mask_that_would_broadcast(attentio
 
     q, v, mask = tf.constant(Q), tf.constant(V), tf.ones([B, length], tf.bool)
     np.testing.assert_allclose(graph(q, v, mask), ours(query=q, value=v), rtol=1e-5, atol=1e-5)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=name):
-        graph(q, v, mask[:, :1])
+    for wrong in (mask[:, :1], mask[:1]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=name):
+            graph(q, v, wrong)
+
+
+R, INDEX, MEMS = floats(7, E), np.arange(B * T * T).reshape(B, T, T) % 7, floats(B, 2, E)
+TENSORS = {  # of calls whose sizes a graph may not know
+    "TenerAttn": {"x": Q, "mask": OF_QUERIES},
+    "TenerLayer": {"x": Q, "mask": OF_QUERIES},
+    "LatticeAttn": {"x": Q, "r": R, "index": INDEX, "mask": OF_QUERIES},
+    "FlatLayer": {"x": Q, "r": R, "index": INDEX, "mask": OF_QUERIES},
+    "RelMultiHeadAttn": {"w": Q, "r": floats(1, 2 + T, E), "mems": MEMS, "content_mask": seen(B, T, 2 + T)},
+    "CRF": {"emissions": Q, "mask": OF_QUERIES},
+}
+
+
+@pytest.mark.parametrize("cls, name, axis", [
+    *((cls, "mask", axis) for cls in TENSORS if cls != "RelMultiHeadAttn" for axis in (0, 1)),
+    *((cls, "index", axis) for cls in ("LatticeAttn", "FlatLayer") for axis in (0, 1, 2)),
+    *(("RelMultiHeadAttn", "content_mask", axis) for axis in (0, 1, 2)), ("RelMultiHeadAttn", "r", 1),
+])  # fmt: skip
+def test_a_graph_of_unknown_sizes_refuses_a_tensor_that_would_broadcast(cls, name, axis):
+    sizes = {"TenerLayer": (E, H, 8), "FlatLayer": (E, H, 8), "RelMultiHeadAttn": (E, H, E // H), "CRF": (E,)}
+    layer = getattr(layers, cls)(*sizes.get(cls, (E, H)))
+    biases = {"r_w_bias": floats(H, E // H), "r_r_bias": floats(H, E // H)} if cls == "RelMultiHeadAttn" else {}
+    tensors = {of: tf.constant(x) for of, x in TENSORS[cls].items()}
+    expected = layer(**tensors, **biases)
+    specs = {of: tf.TensorSpec([*[None] * (x.ndim - 1), E if x.shape[-1] == E else None], tensors[of].dtype)
+             for of, x in TENSORS[cls].items()}  # fmt: skip
+    graph = tf.function(lambda given: layer(**given, **biases), input_signature=[specs], autograph=False)
+    np.testing.assert_allclose(graph(tensors), expected, rtol=1e-5, atol=1e-5)
+    wrong = tf.gather(tensors[name], [0], axis=axis)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        graph({**tensors, name: wrong})
+    with pytest.raises(ParameterError) as caught:
+        layer(**{**tensors, name: wrong}, **biases)
+    assert caught.value.name == name
 
 
 # ------------------------------------------------------------------------------------------------------------ refused

@@ -286,6 +286,22 @@ def test_a_name_at_another_place_is_named(module, name, allowed):
     (lambda: txl_tf.segments(np.arange(20), 2, 3.5), "tgt_len", ArgumentTypeError),
     (lambda: txl_tf.tf1_variables("lm"), "lm", ArgumentTypeError),
     (lambda: txl_tf.make_optimizer("adam"), "learning_rate", ArgumentTypeError),
+    (lambda: layers.create_mask(2, 0, same_length="no"), "same_length", ArgumentTypeError),
+    (
+        lambda: layers.document_mask(np.zeros([2, 2]), np.ones([1, 2], int), 0, same_length="no"),
+        "same_length", ArgumentTypeError,
+    ),
+    *(
+        (lambda name=name, value=value: layers.EncoderLayer(4, 2, 8)(tf.zeros([1, 2, 4]), **{name: value}), name,
+         ParameterError)
+        for value in ("no", 3, [1], [1.0, 2.0, 3.0], np.ones([2, 3], int))
+        for name in ("dropout_key",)
+    ),
+    *(
+        (lambda name=name, value=value: layers.EncoderLayer(4, 2, 8)(tf.zeros([1, 2, 4]), **{name: value}), name,
+         ArgumentTypeError)
+        for name, value in (("training", "no"), ("use_causal_mask", "no"), ("return_attention_scores", 2))
+    ),
 ])  # fmt: skip
 def test_wrong_calls_of_layers_and_other_public_names_are_typed_errors(call, name, error):
     with raises_parameter(name, error=error):

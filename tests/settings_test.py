@@ -506,6 +506,21 @@ def test_what_follows_from_settings_cannot_change(make, name, value):
     assert getattr(attention, name) == value
 
 
+def test_a_table_of_positions_is_what_its_method_or_a_constructor_makes():
+    class Mine(layers.PositionalEncoding):
+        def __init__(self, **options):
+            super().__init__(4, max_len=3, **options)
+            self.pe = np.ones([1, 3, 4], np.float32)
+
+    positions, mine = layers.PositionalEncoding(4, max_len=3), Mine()
+    table = positions.pe
+    for layer in (positions, mine):
+        with pytest.raises(FixedAttributeError, match="pe"):
+            layer.pe = np.zeros([1, 3, 4], np.float32)
+    assert positions.pe is table
+    np.testing.assert_array_equal(mine(np.zeros([1, 3, 4], np.float32)), np.ones([1, 3, 4]))
+
+
 def test_what_is_of_a_class_or_of_compile_says_so():
     lm = language_model()
     for name in ("static_shapes", "gradient_accumulation_steps", "bin_capacities"):

@@ -623,6 +623,40 @@ def test_a_mask_of_a_network_of_the_user_s_own_is_bool_or_0_and_1():
     for use in (tagger.decode, lambda inputs: tagger.fit(inputs, np.zeros_like(array), verbose=0)):
         with raises_parameter("inputs['mask']"):
             use({"a": array, "mask": added})
+def test_a_crf_of_a_user_is_used_by_its_nll_and_decode_but_its_call_is_refused():
+    class Last(txl_tf.layers.CRF):
+        """Decodes the last tag everywhere."""
+
+        def decode(self, emissions, mask=None):
+            tags, score = super().decode(emissions, mask)
+            return tf.ones_like(tags) * (self.n_tag - 1), score
+
+    class OwnCall(txl_tf.layers.CRF):
+        def call(self, emissions, mask=None):
+            return super().call(emissions, mask) * 0
+
+    def with_crf(cls):
+        tagger = txl_tf.Tagger(plain_encoder(), LABELS)
+        tagger.crf = cls(len(LABELS))
+        return tagger
+
+    inputs, tagger = tf.constant(ids(LENGTHS)), with_crf(Last)
+    assert np.unique(tagger.predict(inputs, verbose=0)).tolist() == [len(LABELS) - 1]
+    tagger.compile("sgd")
+    tagger = with_crf(OwnCall)
+    tags = tf.constant(random_tags())
+    methods = (
+        lambda: tagger.compile("sgd"), lambda: tagger.fit(inputs, tags, verbose=0), lambda: tagger.entities(inputs),
+        lambda: tagger.evaluate(inputs, tags, verbose=0), lambda: tagger.predict(inputs, verbose=0),
+    )  # fmt: skip
+    for method in methods:
+        with raises_parameter("call"):
+            method()
+
+
+def test_a_set_of_labels_is_refused():
+    with raises_parameter("labels", set(LABELS), "a list of tags"):
+        txl_tf.Tagger(txl_tf.Tener(**SETTINGS), set(LABELS))
 
 
 def test_methods_take_lists():

@@ -199,7 +199,8 @@ def check_bins(n_token: int, d_embed: int, cutoffs: Sequence[int], div_val: int)
     at_least(1)("n_token", n_token)
     at_least(1)("d_embed", d_embed)
     at_least(1)("div_val", div_val)
-    if isinstance(cutoffs, (set, frozenset)):
+    given: Any = cutoffs
+    if not isinstance(given, Sequence):
         raise ParameterError("cutoffs", cutoffs, "a list of integers")
     if not all(map(is_integer, cutoffs)):
         raise ParameterError("cutoffs", list(cutoffs), "integers")

@@ -17,13 +17,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.calls import bind_call, with_signature
+from txl_tf.calls import bind_call, check_true_or_false, with_signature
 from txl_tf.config.checks import RATE, is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.checks import (
     as_array,
     as_ids,
+    check_key,
     check_length,
     check_sizes,
     check_tensors,
@@ -68,6 +69,7 @@ def checked(name: str, function: Function) -> Function:
     """Returns `function` with checks of its arguments, those of `SHAPES[name]`. Errors call the function `name`."""
     signature = inspect.signature(function)
     shapes = SHAPES[name]
+    switches = [parameter.name for parameter in signature.parameters.values() if parameter.annotation in (bool, "bool")]
     hint = f". The layer {shapes.layer} makes the weights itself" if shapes.layer else ""
 
     # In a tf.function of a user, AutoGraph would convert all functions that `call` uses. None of them needs it.
@@ -75,6 +77,7 @@ def checked(name: str, function: Function) -> Function:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = bind_call(name, signature, args, kwargs, hint)
+        check_true_or_false(**{switch: given.arguments[switch] for switch in switches if switch in given.arguments})
         try:
             _check(given, shapes)
         except ParameterError as error:
@@ -264,14 +267,6 @@ def _check_dtype(name: str, value: Any) -> None:
         raise ParameterError(name, value, "a floating-point dtype, such as float32")
 
 
-def _check_key(name: str, value: Any) -> None:
-    """Raises ParameterError unless a value may be a dropout key, see `dropout`."""
-    key = np.asarray(value) if isinstance(value, (list, tuple)) else value
-    shape = tf.TensorShape(key.shape) if _is_tensor_or_array(key) else tf.TensorShape([])
-    if not any(shape.is_compatible_with([size]) for size in (3, 4)) or not tf.as_dtype(key.dtype).is_integer:
-        raise tensor_error(name, value, "int [3]: two words of key and the number of the first row")
-
-
 # Kinds of arguments whose descriptions have no dimensions: `{kind: function that checks a name and a value}`.
 _OTHERS: dict[str, Callable[[str, Any], None]] = {
     "size": lambda name, value: check_sizes(**{name: value}),  # a size of a weight: an integer from 1 on
@@ -279,7 +274,7 @@ _OTHERS: dict[str, Callable[[str, Any], None]] = {
     "scalar": _check_number,
     "rate": RATE,
     "dtype": _check_dtype,
-    "key": _check_key,
+    "key": check_key,
 }
 
 

@@ -20,7 +20,7 @@ from txl_tf.language.sampling import uniform_draws
 from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
-from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
+from txl_tf.nn.arguments import LayerOptions, arguments_of, check_own_arguments, takes, values_of
 from txl_tf.nn.base import CheckedCalls, NotCacheable, OutputSpecs
 from txl_tf.nn.checks import as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
@@ -158,6 +158,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     def get_config(self) -> dict[str, Any]:
         check_methods(self)
+        check_own_arguments(self)
         classes = registered_classes(network_class=self.network, softmax_class=self.softmax)
         config = {**arguments_of(self), **self.network.get_config(), **super().get_config(), **classes}
         return checked_config(self, config)

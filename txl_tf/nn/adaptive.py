@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from txl_tf.config.checks import is_integer
+from txl_tf.config.checks import NOT_NEGATIVE, RATE, is_integer
 from txl_tf.equations import Cluster, log_probs, nll
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.routing import BySlots, own_rows_only
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.checks import check_tensors
-from txl_tf.nn.embedding import AdaptiveBins, AdaptiveEmbedding
+from txl_tf.nn.checks import as_ids, check_tensors
+from txl_tf.nn.embedding import AdaptiveBins, AdaptiveEmbedding, check_ids
 from txl_tf.nn.tied import Tied
 from txl_tf.schema import check_type
 
@@ -257,14 +258,45 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
 
         Args:
             hidden: as in the call.
-            embedding: as in the call, but built and with the right sizes: it is not checked.
+            embedding: as in the call.
             labels: int `[batch, tgt_len]`.
             **objective: `label_smoothing` and `z_loss`, see `mask_adaptive_logsoftmax`.
+
+        Raises:
+            ParameterError: a tensor or the embedding has other sizes, a number is out of its range, or, outside of
+                graphs, a label is not in the vocabulary.
         """
+        labels, embedding = self._checked(hidden, labels, embedding, objective)
         return mask_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), **objective)
+
+    def _checked(
+        self, hidden: Any, labels: Any, embedding: Any, objective: dict[str, Any], may_be_left_out: bool = False
+    ) -> Any:
+        """Checks arguments of `nll` or `static_nll`. Returns the labels as a tensor of integers, and the embedding.
+
+        A graph gets no operations for labels that are integers.
+
+        Args:
+            hidden, labels, embedding, objective: the arguments.
+            may_be_left_out: whether labels may be negative, where there is no token.
+        """
+        if not self.built:  # these methods do not use Keras's call, which would build the layer
+            self.build()
+        if not (tf.is_tensor(labels) and labels.dtype.is_integer):
+            labels = as_ids("labels", labels, 2)
+        tensors = {"hidden": (hidden, "float batch tgt_len d_proj"), "labels": (labels, "int batch tgt_len")}
+        check_tensors({"d_proj": self.d_proj}, **tensors)
+        checks = {"label_smoothing": RATE, "z_loss": NOT_NEGATIVE}
+        for name, value in objective.items():
+            if name in checks and not tf.is_tensor(value):
+                checks[name](name, value)
+        if tf.executing_eagerly():
+            check_ids("labels", np.maximum(labels, 0) if may_be_left_out else np.asarray(labels), self.n_token)
+        return labels, self.embedding_of_call(embedding)
 
     def static_nll(
         self, hidden: Tensor, labels: Tensor, embedding: Any, bin_capacities: Sequence[int], **objective: float
     ) -> tuple[Any, Any]:
         """`nll` with static shapes, for TPUs and XLA. Returns `(nll, is_counted)`, see `static_adaptive_logsoftmax`."""
+        labels, embedding = self._checked(hidden, labels, embedding, objective, may_be_left_out=True)
         return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities, **objective)

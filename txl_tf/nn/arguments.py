@@ -24,6 +24,7 @@ from txl_tf.config import Config, already_checked, check_fields
 from txl_tf.config.checks import as_int
 from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
 from txl_tf.nn.part_list import unfixed
+from txl_tf.nn.parts import PART_CLASSES, is_overridden
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
 
@@ -128,6 +129,7 @@ def _storing(
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         bound = _bound(signature, names, self, args, kwargs)
         check_true_or_false(**{name: bound.arguments[name] for name in switches})
+        _check_dtype(kwargs.get("dtype"))
         for name in names:
             setattr(self, name, bound.arguments[name])
         if group is not None:
@@ -177,6 +179,23 @@ def _bound(
     return bound
 
 
+def _check_dtype(dtype: Any) -> None:
+    """Raises ParameterError unless the argument `dtype` of a constructor is a floating-point dtype, a policy, or None.
+
+    Policies with quantization and maps of policies are left to `_check_policy`.
+    """
+    if dtype is None:
+        return
+    allowed = 'a floating-point dtype such as "float32", or a policy such as "mixed_bfloat16"'
+    try:
+        policy: Any = keras.dtype_policies.get(dtype)
+        dtypes = [policy.compute_dtype, policy.variable_dtype]
+    except (ValueError, TypeError, AttributeError):  # Keras knows no such policy
+        raise ParameterError("dtype", dtype, allowed) from None
+    if not all(keras.backend.is_float_dtype(each) for each in dtypes):
+        raise ParameterError("dtype", dtype, allowed)
+
+
 def _check_policy(layer: keras.Layer) -> None:
     """Raises ParameterError if the dtype of a new layer is one with quantization, or a map for more than one layer.
 
@@ -221,6 +240,49 @@ def values_of(x: Any, names: Iterable[str]) -> dict[str, Any]:
 def stored_names(cls: type) -> list[str]:
     """Names of the arguments that the constructors of a class and of its bases store."""
     return [name for base in cls.__mro__ for name in getattr(vars(base).get("__init__"), "stored", ())]
+
+
+def own_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    """Names of the arguments of a user's constructor that have other values than their defaults.
+
+    Arguments in `*args` and `**kwargs` of the constructor do not count. For a class with the library's constructor, or
+    if the arguments do not fit the constructor, there are none.
+    """
+    init: Any = cls.__init__
+    if (getattr(init, "__module__", None) or "").startswith("txl_tf."):
+        return frozenset()
+    try:
+        bound = inspect.signature(init).bind(None, *args, **kwargs)
+    except TypeError:
+        return frozenset()
+    _, *parameters = bound.signature.parameters.values()
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = {x.name: x.default for x in parameters if x.kind not in several and x.name in bound.arguments}
+    return frozenset(name for name, default in given.items() if not _is(bound.arguments[name], default))
+
+
+def _is(value: Any, default: Any) -> bool:
+    """Whether a value is equal to a default. Arrays of several elements are not, unless they are the same object."""
+    try:
+        return value is default or bool(value == default)
+    except (TypeError, ValueError):
+        return False
+
+
+def check_own_arguments(layer: Any) -> None:
+    """Raises ParameterError if a configuration would not have an argument that a user's subclass was made with.
+
+    If the subclass has its own `get_config` or `from_config`, nothing is checked.
+    """
+    in_config = {*stored_names(type(layer)), *_OF_KERAS, *PART_CLASSES}
+    lost = sorted(vars(layer).get("_txl_given", frozenset()) - in_config)
+    if lost and not is_overridden(layer, "get_config") and not is_overridden(layer, "from_config"):
+        allowed = f"in the result of get_config of {type(layer).__name__}"
+        message = (
+            f"{lost[0]} of {layer.name} must be {allowed}: a file or clone would not have it. Override get_config so "
+            f"that it returns {{**super().get_config(), {lost[0]!r}: ...}}"
+        )
+        raise ParameterError(lost[0], None, allowed, message)
 
 
 def arguments_of(layer: Any) -> dict[str, Any]:

@@ -7,16 +7,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from txl_tf.calls import bind_call
+from txl_tf.calls import bind_call, check_true_or_false
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.kernels.watching import AttentionRecord, watching
-from txl_tf.nn.arguments import arguments_of
+from txl_tf.nn.arguments import arguments_of, check_own_arguments
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.checks import check_width
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
+from txl_tf.nn.masks import mask_of, with_mask
 from txl_tf.nn.parts import check_methods
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
@@ -164,10 +165,24 @@ def memories_by_name(
     return args[:1], {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
 
 
+def check_switches_of_call(layer: Any, kwargs: dict[str, Any]) -> None:
+    """Raises ArgumentTypeError if a call gets a switch, such as `training`, that is neither true, false nor a tensor.
+
+    Switches are `training`, and the arguments of the call that are annotated as `bool`. Keras lets a caller give them
+    only by name.
+    """
+    others = [name for name, x in kwargs.items() if x is not None and type(x) is not bool and not _is_tensor(x)]
+    if others:
+        parameters = inspect.signature(layer.call).parameters
+        switches = ["training", *(name for name, x in parameters.items() if x.annotation in (bool, "bool"))]
+        check_true_or_false(**{name: kwargs[name] for name in others if name in switches})
+
+
 class CheckedCalls(MixedIntoLayer):
     """Mixin of layers and models: a call that does not fit the signature raises an error that names the argument.
 
     Raises:
+        ArgumentTypeError: see `check_switches_of_call`.
         UnknownArgumentError: the call has no such argument.
         CallError: a required argument is missing; there are too many; or an argument that is no tensor was given by
             position, which Keras does not allow.
@@ -176,6 +191,7 @@ class CheckedCalls(MixedIntoLayer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = memories_by_name(self, args, kwargs)
+        check_switches_of_call(self, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except (TypeError, ValueError) as error:
@@ -198,6 +214,33 @@ class CheckedCalls(MixedIntoLayer):
                 message = f"{called}(): only tensors can be given by position; write {by_name}"
                 raise CallError(called, list(args), names, message) from None
             raise
+
+    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras's method: the call of a layer that was made in a `keras.RematScope`.
+
+        TensorFlow, which computes the call again for the gradients, takes arguments by name for constants, and does not
+        pass on the masks of tensors. So all floating-point tensors get a position, and their masks back. A dropout key
+        is drawn before, so that both computations use the same.
+        """
+        parameters = inspect.signature(self.call).parameters
+        if isinstance(self, Dropping) and "dropout_key" in parameters:
+            x = args[0] if args else kwargs[next(iter(parameters))]
+            key = self.key_of_call(keras.tree.flatten(x)[0], kwargs.get("training"), kwargs.get("dropout_key"))
+            kwargs["dropout_key"] = key
+        leaves: list[Any] = keras.tree.flatten((args, kwargs))
+        floats = [i for i, x in enumerate(leaves) if tf.is_tensor(x) and x.dtype.is_floating]
+        masks = {i: mask_of(leaves[i]) for i in floats}
+
+        def by_position(*tensors: Any) -> Any:
+            filled = list(leaves)
+            for i, x in zip(floats, tensors, strict=True):
+                filled[i] = x if masks[i] is None else with_mask(x, masks[i])
+            same_args, same_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+            return layer_call(*same_args, **same_kwargs)
+
+        call = super().rematerialized_call(by_position, *args, **kwargs)
+        tensors = [leaves[i] for i in floats]
+        return lambda *_, **__: call(*tensors)
 
 
 class Attending(MixedIntoLayer):
@@ -249,8 +292,8 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
     def get_config(self) -> dict[str, Any]:
         """The stored arguments.
 
-        Raises ParameterError if a part, or a method of the model itself, was replaced after the constructor: the
-        configuration would not have it.
+        Raises ParameterError if a part, or a method of the model itself, was replaced after the constructor, or if a
+        user's subclass has an argument of its own, see `check_own_arguments`: the configuration would not have it.
         """
         parts = self._flatten_layers(include_self=False)
         changed = next((part for part in parts if "_txl_replaced" in vars(part)), None)  # see `change_part`
@@ -262,6 +305,7 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
             allowed = "a part that the constructor makes"
             raise ParameterError(changed.name, type(changed).__name__, allowed, message)
         check_methods(self)
+        check_own_arguments(self)
         return {**super().get_config(), **arguments_of(self)}
 
     def get_build_config(self) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from txl_tf.config.checks import at_least, is_integer
 from txl_tf.errors import ParameterError, brief
-from txl_tf.kernels.shapes import Size, shape_of
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 
 _COUNT = at_least(1)
 _KINDS: dict[str, Callable[[tf.DType], bool]] = {
@@ -101,6 +101,45 @@ def checked_sizes(**tensors: tuple[Any, str]) -> list[Any]:
                 checks.append(tf.debugging.Assert(tf.equal(size, expected), text))
     with tf.control_dependencies(checks):
         return [tf.identity(tensor) for tensor in values]
+
+
+def checked_shape(name: str, tensor: Tensor, sizes: dict[str, Size]) -> Any:
+    """The tensor of the argument `name`, with checks of the sizes that were not known when a graph was traced.
+
+    They are checked when the graph runs. If only the first size may be unknown, nothing is checked, as in
+    `checked_sizes`. XLA drops the checks.
+
+    Args:
+        name, tensor: the argument.
+        sizes: `{name of a dimension: its size}` for all dimensions of the tensor, or for the first of them.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the graph raises it if the tensor has another size.
+    """
+    found = shape_of(tensor)
+    pairs = list(zip(sizes.items(), found, strict=False))
+    if all(isinstance(size, int) and isinstance(expected, int) for (_, expected), size in pairs[1:]):
+        return tensor
+    checks = [
+        tf.debugging.Assert(tf.equal(size, expected), [f"the size {dim} of {name} must be", expected, "but is", size])
+        for (dim, expected), size in pairs
+        if not (isinstance(size, int) and isinstance(expected, int))
+    ]
+    with tf.control_dependencies(checks):
+        return tf.identity(tensor)
+
+
+def check_key(name: str, key: Any, least: int = 3) -> None:
+    """Raises ParameterError unless a value may be a dropout key, see `txl_tf.layers.dropout`.
+
+    With `least=2`, the number of the first row may be missing. It is then 0.
+    """
+    allowed = "int [3]: two words of key and the number of the first row"
+    array: Any = as_array(name, key, allowed) if isinstance(key, (list, tuple)) else key
+    is_tensor = hasattr(array, "shape") and hasattr(array, "dtype")
+    shape = tf.TensorShape(array.shape if is_tensor else [])
+    if not any(shape.is_compatible_with([size]) for size in range(least, 5)) or not tf.as_dtype(array.dtype).is_integer:
+        raise tensor_error(name, key, allowed)
 
 
 def check_heads(d_model: Any, heads_name: str, heads: Any) -> None:

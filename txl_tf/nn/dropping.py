@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from txl_tf.config.checks import RATE
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.nn.checks import check_key
 from txl_tf.nn.parts import unlocked
 from txl_tf.nn.settings import FREE_SEED, Settings
 
@@ -127,7 +128,12 @@ class Dropping(Settings):
             training: `True`: the call uses `dropout_key` or, without it, draws a key if the layer has a source of keys.
                 `False`: no dropout. `None`: dropout only if a `dropout_key` is given.
             dropout_key: the key that was given to the call.
+
+        Raises:
+            ParameterError: `dropout_key` is no key.
         """
+        if dropout_key is not None:
+            check_key("dropout_key", dropout_key, least=2)
         if training is not None and not training:
             return None
         if dropout_key is None and training and self._draw is not None:

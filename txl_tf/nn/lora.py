@@ -20,6 +20,8 @@ from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.parts import unlocked
 from txl_tf.nn.settings import change_graphs
 
+_ADVICE = "call enable_lora, after merge_lora if there are low-rank updates already"
+
 
 class LowRank(MixedIntoLayer):
     """Mixin of layers with kernels that may get low-rank updates. It comes before the other base classes.
@@ -32,6 +34,7 @@ class LowRank(MixedIntoLayer):
         lora_rank, lora_alpha: the arguments of `enable_lora`.
     """
 
+    fixed_settings = {name: _ADVICE for name in ("lora_kernels", "lora_enabled", "lora_rank", "lora_alpha")}
     lora_kernels: tuple[str, ...] = ()
     lora_enabled = False
     lora_rank: int | None = None
@@ -93,9 +96,14 @@ class LowRank(MixedIntoLayer):
                     weight = self.add_weight(name=f"{name}_lora_{part}", shape=shape, initializer=initializer)
                     setattr(self, f"{name}_lora_{part}", weight)
                 kernel.trainable = False
-        self.lora_enabled = True
-        self.lora_rank = int(rank)
-        self.lora_alpha = float(rank if lora_alpha is None else lora_alpha)
+        self._set_lora(True, int(rank), float(rank if lora_alpha is None else lora_alpha))
+
+    def _set_lora(self, lora_enabled: bool, lora_rank: int | None, lora_alpha: float | None) -> None:
+        """Sets the attributes, which are fixed for all other code."""
+        layer: Any = self
+        layer.store("lora_enabled", lora_enabled)
+        layer.store("lora_rank", lora_rank)
+        layer.store("lora_alpha", lora_alpha)
 
     def merge_lora(self) -> None:
         """Adds the low-rank updates to the kernels, and makes the kernels trainable again.
@@ -111,8 +119,7 @@ class LowRank(MixedIntoLayer):
             kernel.trainable = True
             for part in ("a", "b"):
                 delattr(self, f"{name}_lora_{part}")
-        self.lora_enabled = False
-        self.lora_rank = self.lora_alpha = None
+        self._set_lora(False, None, None)
 
     def kernel(self, name: str) -> Any:
         """A kernel plus its low-rank update, if there is one. The layer computes with this sum."""

@@ -26,8 +26,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.nn.checks import checked_sizes, dense_error, described, shown, tensor_error
+from txl_tf.kernels.shapes import Size, Tensor
+from txl_tf.nn.checks import checked_shape, checked_sizes, dense_error, described, shown, tensor_error
 
 _MASK = "a mask of bool or of numbers 0 and 1"
 SWAP_BATCH_AND_HEADS = [1, 0, 2, 3]  # [batch, heads, queries, keys], the layout of callers, <-> [heads, batch, ...]
@@ -189,13 +189,14 @@ def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     return mask[(None,) * (4 - mask.shape.rank)]
 
 
-def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str, length: Size) -> Any:
+def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str, found_sizes: dict[str, Size]) -> Any:
     """Converts a mask of the elements of a sequence, `[batch, dim]`, which is false at padding.
 
     Args:
         mask: bool or numbers 0 and 1, true or 1 where there is an element.
         dim: "queries" or "keys".
-        length: the size of `dim`. If it is a tensor, the graph checks the mask when it runs; XLA drops this check.
+        found_sizes: `batch` and `dim`, which may be scalar tensors. Then the graph checks the mask when it runs, see
+            `checked_shape`.
 
     Returns:
         bool `[1, batch, 1, keys]` for "keys", `[1, batch, queries, 1]` for "queries".
@@ -205,21 +206,17 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str, length:
         mask = tf.ensure_shape(mask, [sizes.get("batch"), sizes.get(dim)])
     if not mask.shape.is_compatible_with([sizes.get("batch"), sizes.get(dim)]):
         raise tensor_error(name, mask, f"{described('', ['batch', dim], sizes)}, true where there is an element")
-    found = shape_of(mask)[1]
-    if not (isinstance(found, int) and isinstance(length, int)):
-        message = [f"{name} must have one element for each of the {dim}:", length, "got", found]
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(found, length), message)]):
-            mask = tf.identity(mask)
+    mask = checked_shape(name, mask, {"batch": found_sizes["batch"], dim: found_sizes[dim]})
     return mask[None, :, None] if dim == "keys" else mask[None, :, :, None]
 
 
-def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any], keys: Size) -> Any:
+def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any], found_sizes: dict[str, Size]) -> Any:
     """Converts the argument `mask` of a layer of the vanilla Transformer, a name that Keras and the articles share.
 
     Args:
         mask: bool or integers `[batch, keys]`; bool `[batch, queries, keys]`; or bool or numbers of four dimensions, as
             in `seen_by_heads`.
-        keys: number of keys, see `seen_elements`.
+        found_sizes: see `seen_elements`.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
@@ -237,7 +234,7 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any], keys: Size) -> Any
         return mask[None]
     has_shape_of_elements = mask.shape.is_compatible_with([sizes.get("batch"), sizes.get("keys")])
     if has_shape_of_elements and (dtype.is_bool or dtype.is_integer):
-        return seen_elements(name, mask, sizes, "keys", keys)
+        return seen_elements(name, mask, sizes, "keys", found_sizes)
     shapes = [described("", dims, sizes) for dims in (["batch", "keys"], ["batch", "queries", "keys"])]
     allowed = f"bool {shapes[0]} or {shapes[1]}, true where a key is seen"
     message = f"{name} must be {allowed}, got {shown(mask)}"

@@ -19,6 +19,7 @@ the rate, because it can also be used alone; and compiled graphs contain the old
 What the library notes about a layer are attributes that begin with `_txl_`. They are set by `vars`, so that Keras does
 not track them:
 
+    _txl_given          see `own_arguments`, for `check_own_arguments`
     _txl_settings       the names whose values are checked when they are set
     _txl_owner          weak reference to the layer or model of which the layer is a part
     _txl_users          layers and models that the layer was given to, see `add_user`
@@ -41,7 +42,7 @@ import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of, as_int, is_integer
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
-from txl_tf.nn.arguments import stored_names
+from txl_tf.nn.arguments import own_arguments, stored_names
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.part_list import PartList, fix_list, guard_lists, replace_list
 from txl_tf.nn.parts import as_list, build_like, in_constructor, owner_of, release
@@ -100,6 +101,11 @@ class Settings(MixedIntoLayer):
     copied_settings: Mapping[str, tuple[str, ...]] = {}
     fixed_methods: Mapping[str, str] = {}
     weight_parts: tuple[str, ...] = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        x: Any = super().__new__(cls, *args, **kwargs)
+        vars(x)["_txl_given"] = own_arguments(cls, args, kwargs)
+        return x
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_txl_settings", ()):

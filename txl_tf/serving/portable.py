@@ -49,6 +49,7 @@ from txl_tf.serving.tables import named_vocabs
 from txl_tf.serving.tagging import tagger_vocabs
 from txl_tf.taggers.crf import best_path
 from txl_tf.taggers.tagger import Tagger
+from txl_tf.training.keras_arguments import refuse_hooks
 from txl_tf.vanilla.transformer import Transformer
 
 FORMATS = ("onnx", "tflite")
@@ -244,6 +245,7 @@ def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -
         allowed = "a Tagger with a SentenceNetwork"
         raise ParameterError("model", tagger, allowed, f"model must be {allowed}, got {type(tagger.network).__name__}")
     tagger.refuse_unused("decode")
+    refuse_hooks(tagger.crf, {"decode": "the program decodes in another way, with the result of constrained"})
     _check_length("length", length, tagger.network.max_seq_len)
     specs: Any = tagger.build_for_export()
     widths = dict.fromkeys(["lattice", "pos_s", "pos_e"], ITEMS * length)  # the width of other inputs is `length`

@@ -18,14 +18,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer
-from txl_tf.nn.checks import as_ids, check_sizes, check_tensors, check_width, checked_sizes, tensor_error
+from txl_tf.nn.checks import as_array, as_ids, check_sizes, check_tensors, check_width, checked_sizes, tensor_error
 from txl_tf.nn.masks import as_bool, mask_of_call
 from txl_tf.nn.settings import remember_graph
 
@@ -324,10 +324,10 @@ class CRF(Layer):
     Args:
         n_tag: number of tags.
         start_end: whether there are scores for the first and the last tag.
-        allowed: bool `[n_tag + 2, n_tag + 2]`, whether a tag (row) may come before another (column). Row `n_tag` is the
-            start, and column `n_tag + 1` the end; see `txl_tf.allowed_transitions`. A forbidden transition lowers the
-            score of a path by 10,000 in the call, `decode` and `piece_log_probs`. `nll` counts all paths, as in
-            fastNLP. With `None`, all transitions are allowed.
+        allowed: bool, or numbers 0 and 1, `[n_tag + 2, n_tag + 2]`: whether a tag (row) may come before another
+            (column). Row `n_tag` is the start, and column `n_tag + 1` the end; see `txl_tf.allowed_transitions`. A
+            forbidden transition lowers the score of a path by 10,000 in the call, `decode` and `piece_log_probs`. `nll`
+            counts all paths, as in fastNLP. With `None`, all transitions are allowed.
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
@@ -338,7 +338,8 @@ class CRF(Layer):
         int32 `[batch, time]`, the best paths.
 
     Raises:
-        ParameterError: `n_tag` is not positive; or `allowed`, a tensor or the mask has another shape.
+        ParameterError: `n_tag` is not positive; `allowed`, a tensor or the mask has another shape; or `allowed` has
+            other elements.
 
     Reference:
         Lafferty et al. 2001; fastNLP 0.5.5, `ConditionalRandomField`.
@@ -355,18 +356,20 @@ class CRF(Layer):
     def check_setting(self, name: str, value: Any) -> Any:
         """Checks the value of a setting. Returns it as it is stored: `allowed` as lists of bool, which JSON can hold.
 
-        Raises ParameterError if `allowed` has another shape.
+        Raises ParameterError if `allowed` has another shape, or elements other than bools and the numbers 0 and 1.
         """
         if name != "allowed" or value is None:
             return super().check_setting(name, value)
-        try:
-            shape = list(np.shape(value))
-        except ValueError:
-            shape = "rows of different lengths"
-        if shape != [self.n_tag + 2, self.n_tag + 2]:
-            allowed = f"[{self.n_tag + 2}, {self.n_tag + 2}] for n_tag={self.n_tag}"
-            raise ParameterError(name, value, allowed, f"allowed must be {allowed}, got {shape}")
-        return np.asarray(value, bool).tolist()
+        allowed = f"bools or numbers 0 and 1 of the shape [{self.n_tag + 2}, {self.n_tag + 2}] for n_tag={self.n_tag}"
+        array = as_array(name, value, allowed)
+        if array.shape != (self.n_tag + 2, self.n_tag + 2):
+            raise ParameterError(name, value, allowed, f"{name} must be {allowed}, got {list(array.shape)}")
+        other = array if array.dtype.kind not in "biuf" else array[(array != 0) & (array != 1)]
+        if other.size:
+            raise ParameterError(
+                name, value, allowed, f"{name} must be {allowed}, got {brief(other.reshape(-1).tolist()[0])}"
+            )
+        return array.astype(bool).tolist()
 
     def build(self, emissions_shape: Any = None, **_: Any) -> None:
         check_width("emissions", emissions_shape, "n_tag", self.n_tag)
@@ -388,9 +391,10 @@ class CRF(Layer):
         mask = mask_of_call(emissions, mask)
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
-        if mask is not None:
-            given = {"emissions": emissions, "mask": mask, **({} if tags is None else {"tags": tags})}
-            _, mask, *_ = checked_sizes(**{name: (x, "batch time") for name, x in given.items()})
+        given = {"emissions": emissions, "mask": mask, "tags": tags}
+        given = {name: (x, "batch time") for name, x in given.items() if x is not None}
+        emissions, *others = checked_sizes(**given)
+        mask = None if mask is None else others[0]
         if emissions.shape[1] == 0:
             raise tensor_error("emissions", emissions, "float [batch, time, n_tag] of time 1 or more")
         return _bool_mask(emissions, mask)

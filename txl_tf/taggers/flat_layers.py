@@ -27,7 +27,7 @@ from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer
-from txl_tf.nn.checks import check_heads, check_sizes, check_tensors
+from txl_tf.nn.checks import check_heads, check_sizes, check_tensors, checked_sizes
 from txl_tf.nn.masks import mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
@@ -37,13 +37,20 @@ from txl_tf.vanilla.multi_head_attention import heads_of
 EPSILON = 1e-5  # of the layer norms: PyTorch's default
 
 
-def checked_mask(x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None, d_model: int) -> Tensor | None:
-    """Checks the tensors of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
+def checked_arguments(
+    x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None, d_model: int
+) -> tuple[Tensor, Tensor | None]:
+    """Checks the tensors of a call. Returns `(index, mask)`, where `mask` is bool `[B, T]`, true at items, or `None`.
+
+    `None` means that there is no padding.
+    """
     mask = mask_of_call(x, mask)
     sizes = {"d_model": d_model}
     check_tensors(sizes, x=(x, "float batch items d_model"), r=(r, "float pairs d_model"))
     check_tensors(sizes, index=(index, "int batch items items"), mask=(mask, "bool? batch items"))
-    return mask
+    tensors = {"x": (x, "batch items"), "index": (index, "batch items items"), "mask": (mask, "batch items")}
+    _, index, *masks = checked_sizes(**{name: pair for name, pair in tensors.items() if pair[0] is not None})
+    return index, masks[0] if masks else None
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -119,9 +126,10 @@ class LatticeAttn(Attending, Layer):
         self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        visible = visible_keys(checked_mask(x, r, index, mask, self.d_model))
+        index, mask = checked_arguments(x, r, index, mask, self.d_model)
         x, r = self.in_compute_dtype(x, r)
         q, k, v, position_scores = self.parts(x, r, index)
+        visible = visible_keys(mask)
         dropout_key = self.key_of_call(x, training, dropout_key)
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 
@@ -252,7 +260,7 @@ class FlatLayer(Layer):
         self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        mask = checked_mask(x, r, index, mask, self.d_model)
+        index, mask = checked_arguments(x, r, index, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
         x, r = self.in_compute_dtype(x, r)
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))

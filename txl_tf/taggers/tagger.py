@@ -39,6 +39,7 @@ from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
+from txl_tf.training.keras_arguments import refuse_hooks
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_labels, weights_of_rows
 
@@ -443,6 +444,15 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         "decode": "evaluate and entities decode emissions: override predict_step or test_step",
     }
 
+    def refuse_unused(self, *names: str) -> None:
+        super().refuse_unused(*names)
+        self._refuse_own_call()
+
+    def _refuse_own_call(self) -> None:
+        """Raises ParameterError if the CRF is a subclass of `CRF` with a call of its own."""
+        if isinstance(self.crf, CRF):
+            refuse_hooks(self.crf, {"call": f"{type(self).__name__} does not call it: override nll and decode"})
+
     @property
     def own_metrics(self) -> list[keras.metrics.Metric]:
         return [self.loss_mean, self.spans]
@@ -543,6 +553,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.measure(self._in_range(tags), emissions, is_element, weights_of_labels(sample_weight, is_element))
 
     def predict_step(self, data: Any) -> Tensor:
+        self._refuse_own_call()
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 

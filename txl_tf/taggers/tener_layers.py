@@ -28,7 +28,7 @@ from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer
-from txl_tf.nn.checks import check_heads, check_sizes, check_tensors
+from txl_tf.nn.checks import check_heads, check_sizes, check_tensors, checked_sizes
 from txl_tf.nn.feed_forward import PositionWiseFFN
 from txl_tf.nn.masks import mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
@@ -100,7 +100,7 @@ def checked_mask(x: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
     """Checks `x` and `mask` of a call. Returns the mask, bool `[B, T]`, true at elements; `None` without padding."""
     mask = mask_of_call(x, mask)
     check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
-    return mask
+    return None if mask is None else checked_sizes(x=(x, "batch length"), mask=(mask, "batch length"))[1]
 
 
 def visible_keys(mask: Tensor) -> Tensor | None:

@@ -28,7 +28,7 @@ from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer
-from txl_tf.nn.checks import check_length, check_sizes, check_tensors
+from txl_tf.nn.checks import check_length, check_sizes, check_tensors, checked_shape
 from txl_tf.nn.lora import LowRank
 from txl_tf.nn.masks import (
     SWAP_BATCH_AND_HEADS,
@@ -247,6 +247,9 @@ class SegmentAttention(LowRank, Attending, Layer):
         else:
             visible, mems = self.segment_of(w, attn_mask, mems, *distances)
             content_mask = _checked_content_mask(content_mask, w, mems)
+            keys = shape_of(mems)[1] + shape_of(w)[1]
+            if distances and not isinstance(keys, int):
+                distances = (checked_shape("r", distances[0], {"0": 1, "keys": keys}), *distances[1:])
             kernels = [self.kernel("qkv_kernel"), self.kernel("o_kernel")]
             w, mems, qkv_kernel, o_kernel = self.in_compute_dtype(w, mems, *kernels)
             memory, weights = attention_parts(
@@ -301,7 +304,11 @@ def _checked_content_mask(content_mask: Any, w: Tensor, mems: Tensor) -> Any:
     sizes = {name: size for name, size in lengths.items() if size is not None}
     kind = "bool" if content_mask.dtype.is_bool else "number"
     check_tensors(sizes, content_mask=(content_mask, f"{kind} batch tgt_len mem_len+tgt_len"))
-    return content_mask
+    batch, tgt_len, _ = shape_of(w)
+    keys = shape_of(mems)[1] + tgt_len
+    if isinstance(keys, int):
+        return content_mask
+    return checked_shape("content_mask", content_mask, {"batch": batch, "tgt_len": tgt_len, "keys": keys})
 
 
 @keras.saving.register_keras_serializable("txl_tf")

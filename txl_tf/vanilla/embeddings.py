@@ -184,6 +184,7 @@ class PositionalEncoding(Layer):
     """
 
     free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = {"pe": "override make_table in a subclass"}  # a file does not contain the table
 
     @refusing(_refuse_rate_second)
     @stored
@@ -204,7 +205,7 @@ class PositionalEncoding(Layer):
     def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
         if "max_len" in names:
-            self.pe = self.make_table()
+            self.store("pe", self.make_table())
 
     def build(self, x_shape: Any = None) -> None:
         self.build_parts(x_shape)

@@ -174,7 +174,8 @@ class EncoderLayer(_TransformerLayer):
     ) -> Any:  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         check_tensors(sizes, x=(x, "float batch length d_model"))
-        sizes["queries"] = sizes["keys"] = shape_of(x)[1]
+        batch, length, _ = shape_of(x)
+        sizes |= {"batch": batch, "queries": length, "keys": length}
         mask = mask_of(x) if mask is None else mask
         visible = seen_of_masks(
             sizes, mask, attention_mask=attention_mask, forbidden=forbidden, use_causal_mask=use_causal_mask
@@ -253,7 +254,7 @@ class DecoderLayer(_TransformerLayer):
             check_tensors(
                 sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model")
             )
-            length = shape_of(x)[1]
+            sizes["batch"], length, _ = shape_of(x)
             source = shape_of(enc_output)[1]
             mask = mask_of(x) if mask is None else mask
             padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask

@@ -103,8 +103,7 @@ def seen_of_masks(
     """Combines all masks of a call of `MultiHeadAttention`, `EncoderLayer` or `DecoderLayer` for `attention_probs`.
 
     Args:
-        sizes: sizes by name: `batch` and `num_heads` if they are known, `queries` and `keys`, which may be scalar
-            tensors.
+        sizes: sizes by name: `num_heads`, and `batch`, `queries` and `keys`, which may be scalar tensors.
         mask, attention_mask, forbidden, use_causal_mask, query_mask, value_mask, key_mask: see `MultiHeadAttention`.
         mask_name: the name of `mask` in errors.
         look_ahead_mask: see `DecoderLayer`. If it is bool, it is true where a key is seen; `forbidden` is the reverse.
@@ -114,10 +113,11 @@ def seen_of_masks(
     """
     queries = sizes["queries"]
     keys = sizes["keys"]
+    found_sizes = sizes
     sizes = {name: size if isinstance(size, int) else None for name, size in sizes.items()}
     parts = []
     if mask is not None:
-        parts.append(seen_of_mask(mask_name, mask, sizes, keys))
+        parts.append(seen_of_mask(mask_name, mask, sizes, found_sizes))
     if attention_mask is not None:
         parts.append(seen_by_keras("attention_mask", attention_mask, sizes))
     if forbidden is not None:
@@ -128,11 +128,11 @@ def seen_of_masks(
     if look_ahead_mask is not None:
         parts.append(seen_by_heads("look_ahead_mask", look_ahead_mask, sizes))
     if value_mask is not None:
-        parts.append(seen_elements("value_mask", value_mask, sizes, "keys", keys))
+        parts.append(seen_elements("value_mask", value_mask, sizes, "keys", found_sizes))
     if key_mask is not None and key_mask is not value_mask:
-        parts.append(seen_elements("key_mask", key_mask, sizes, "keys", keys))
+        parts.append(seen_elements("key_mask", key_mask, sizes, "keys", found_sizes))
     if query_mask is not None:
-        parts.append(seen_elements("query_mask", query_mask, sizes, "queries", queries))
+        parts.append(seen_elements("query_mask", query_mask, sizes, "queries", found_sizes))
     if use_causal_mask:
         parts.append((tf.range(queries)[:, None] >= tf.range(keys))[None, None])
     return functools.reduce(tf.logical_and, parts) if parts else None
@@ -274,7 +274,8 @@ class MultiHeadAttention(Layer):
         if mask is None:
             value_mask = mask_of(v) if value_mask is None else value_mask
             key_mask = mask_of(k) if key_mask is None else key_mask
-        sizes |= {"queries": shape_of(q)[1], "keys": shape_of(k)[1]}
+        batch, queries, _ = shape_of(q)
+        sizes |= {"batch": batch, "queries": queries, "keys": shape_of(k)[1]}
         visible = seen_of_masks(
             sizes, mask, attention_mask=attention_mask, forbidden=forbidden, use_causal_mask=use_causal_mask,
             query_mask=query_mask, value_mask=value_mask, key_mask=key_mask,
