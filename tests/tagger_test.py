@@ -623,6 +623,8 @@ def test_a_mask_of_a_network_of_the_user_s_own_is_bool_or_0_and_1():
     for use in (tagger.decode, lambda inputs: tagger.fit(inputs, np.zeros_like(array), verbose=0)):
         with raises_parameter("inputs['mask']"):
             use({"a": array, "mask": added})
+
+
 def test_a_crf_of_a_user_is_used_by_its_nll_and_decode_but_its_call_is_refused():
     class Last(txl_tf.layers.CRF):
         """Decodes the last tag everywhere."""
