@@ -265,7 +265,7 @@ class Resumable(AmongWorkers):
             allowed = f"batches whose first has a multiple of {replicas} rows, for {replicas} replicas"
             found = f"{shares[1]} and {shares[2]} rows"
             message = f"{data} must be {allowed}, got a first batch with {found} for two of them"
-            raise ParameterError(data, found, allowed, message) from None
+            raise ParameterError(data, found, allowed, message) from error
 
     def _check_steps(self, name: str, kwargs: dict[str, Any], data: Any) -> None:
         """Raises ParameterError if Keras would read more batches than the argument `name` says.
