@@ -590,7 +590,9 @@ class Stepping:
             np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("labels", [set(LABELS), {label: i for i, label in enumerate(reversed(LABELS))}], ids=str)
+@pytest.mark.parametrize(
+    "labels", [set(LABELS), {label: i for i, label in enumerate(reversed(LABELS))}], ids=["set", "ids"]
+)
 def test_labels_without_an_order_are_refused(labels):
     with raises_parameter("labels", labels, "a list of tags"):
         txl_tf.Tagger(txl_tf.Tener(**SETTINGS), labels)
