@@ -85,7 +85,7 @@ class RunCheckpoints:
     `log.csv` is computed.
 
     Args:
-        model: `MemoryModel` or `Resumable`, compiled, with its optimizer built.
+        model: `MemoryModel` or `MemorylessModel`, compiled, with its optimizer built.
         folder: folder of the run.
         max_to_keep: how many of the latest checkpoints are kept; older ones are deleted. One more is kept until it is
             known that the weights of the latest have a finite loss.

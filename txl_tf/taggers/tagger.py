@@ -39,7 +39,7 @@ from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
-from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
+from txl_tf.training.memoryless_model import Mean, MemorylessModel, OnEveryReplica
 from txl_tf.training.weighting import weights_of_labels, weights_of_rows
 
 logger = logging.getLogger("txl_tf")
@@ -70,7 +70,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
+class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
     """A network, a linear layer and a CRF.
 
     Args:
@@ -468,7 +468,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self._warn_of_forbidden(x, y)
         return super().fit(x, y, *args, **kwargs)
 
-    fit.__doc__ = Resumable.fit.__doc__
+    fit.__doc__ = MemorylessModel.fit.__doc__
 
     def _warn_of_forbidden(self, x: Any, y: Any = None) -> None:
         """Warns if the tags in `x` and `y` of `fit` often break the scheme of the labels, see `constraints`.

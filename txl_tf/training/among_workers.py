@@ -6,7 +6,7 @@
         train_step      one step on each of this worker's replicas
 
 Every worker calls the same methods with the same dataset of whole batches. These functions are for models without
-memory (`Resumable`). If a single worker trains them, it uses Keras's own methods.
+memory (`MemorylessModel`). If a single worker trains them, it uses Keras's own methods.
 """
 
 from __future__ import annotations

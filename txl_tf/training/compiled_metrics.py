@@ -93,7 +93,10 @@ class CompiledMetrics:
             _make_variables(argument, metric, n_classes)
 
     def update(self, labels: Tensor, outputs: Tensor, counted: Tensor, weights: Any) -> dict[str, tf.Tensor]:
-        """Updates the metrics, and returns their results over all replicas. Arguments: see `Resumable.measure`."""
+        """Updates the metrics, and returns their results over all replicas.
+
+        Arguments: see `MemorylessModel.measure`.
+        """
         for metrics, label_weights in ((self._plain, counted), (self._weighted, weights)):
             for metric in metrics:
                 metric.update_state(labels, outputs, sample_weight=label_weights)

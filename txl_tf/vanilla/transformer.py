@@ -34,7 +34,7 @@ from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, compiled_method
-from txl_tf.training.resumable import Mean, Resumable
+from txl_tf.training.memoryless_model import Mean, MemorylessModel
 from txl_tf.training.weighting import checked_weights, weights_of_labels
 from txl_tf.vanilla import generation
 from txl_tf.vanilla.embeddings import Embeddings, NoPositions, PositionalEncoding, PositionEmbedding
@@ -170,7 +170,7 @@ class TargetSoFar(CachedMemory):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
+class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
     """The encoder-decoder Transformer.
 
     Args:
