@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.nn.parts import is_overridden
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.keras_arguments import is_overridden
 
 # Keras's cross-entropy under its names, and as classes and functions. By default, it expects probabilities, but the
 # outputs of the models are logits.

@@ -21,6 +21,7 @@ from txl_tf.config.checks import is_integer
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.nn.parts import is_overridden
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training.among_workers import OWN_BATCHES, AmongWorkers
 from txl_tf.training.compiled_metrics import (
@@ -34,7 +35,7 @@ from txl_tf.training.compiled_metrics import (
 )
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
-from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks
+from txl_tf.training.keras_arguments import by_name, check_switches, refuse, refuse_hooks
 from txl_tf.training.trained_model import SUMS, MethodLock, apply_gradients
 from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 

@@ -41,10 +41,10 @@ from txl_tf.vanilla.embeddings import Embeddings, NoPositions, PositionalEncodin
 from txl_tf.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
 from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 
-# `{kind of attention: the name of its weights in Transformer.forward}`, where {} is the number of the layer
 # `{pos_embed: the layer that adds positions to embeddings}`
 _ADDED_POSITIONS = {"sin": PositionalEncoding, "learned": PositionEmbedding, "rotary": NoPositions}
 
+# `{kind of attention: the name of its weights in Transformer.forward}`, where {} is the number of the layer
 ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
 
 _FULL_TARGET = "int [batch, target] of a start and what follows it"  # what `y` must be without `target_in`, for errors
