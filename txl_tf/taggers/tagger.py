@@ -320,10 +320,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
         Raises:
             ParameterError: the tags have another shape than the mask, or an id is out of its range, see `CRF.nll`.
         """
-        emissions, mask, tags = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
+        emissions, mask, tags = self._emissions_and_tags(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
-    def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _emissions_and_tags(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and the tags as int32.
 
         Raises ParameterError if the tags are known to have another shape than the mask. If the lengths are not known,
@@ -510,7 +510,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
         key = self.step_key(tf.shape(tags)[0])
         weights = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags = self._elements(inputs, tags, training=True, dropout_key=key)
+            emissions, mask, tags = self._emissions_and_tags(inputs, tags, training=True, dropout_key=key)
             nll, weight = self._nll_and_weight(emissions, mask, tags, weights)
             own_loss = self.own_loss(inputs, tags, emissions, weights, training=True)
             mean = tf.math.divide_no_nan(nll, self.over_replicas(weight))
@@ -522,7 +522,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         """One step of evaluation on one replica's share of a batch. Returns the metrics so far, over all replicas."""
         inputs, tags, weights = self.unpacked(data)
-        emissions, mask, tags = self._elements(inputs, tags)
+        emissions, mask, tags = self._emissions_and_tags(inputs, tags)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
