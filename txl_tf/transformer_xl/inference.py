@@ -75,10 +75,14 @@ def weights_of_layers(network: Any, position_keys: Sequence[Tensor]) -> tuple[La
     dtype = network.compute_dtype
     weights: list[LayerWeights] = []
     for i, layer in enumerate(network.decoder_layers):
-        scaled_biases: list[Any] = [None, None]
+        scaled_u: Any = None
+        scaled_v: Any = None
         if network.r_w_bias is not None:
-            scaled_biases = [tf.cast(bias[:, None] * score_scale(network.d_head), dtype) for bias in network.biases(i)]
-        weights.append(layer_weights(layer, dtype, *scaled_biases, position_keys[i] if position_keys else None))
+            scaled_u, scaled_v = [
+                tf.cast(bias[:, None] * score_scale(network.d_head), dtype) for bias in network.biases(i)
+            ]
+        of_layer = position_keys[i] if position_keys else None
+        weights.append(layer_weights(layer, dtype, scaled_u, scaled_v, of_layer))
     return tuple(weights)
 
 
