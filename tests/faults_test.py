@@ -291,7 +291,7 @@ def test_old_checkpoints_are_deleted_but_damaged_ones_past_the_present(saved, ru
 
 def test_a_worker_that_is_not_the_chief_does_not_look_for_the_best(saved, monkeypatch):
     checkpoints = saved[1]
-    monkeypatch.setattr(checkpoints, "write", False)
+    monkeypatch.setattr(checkpoints, "writes", False)
     monkeypatch.setattr(RunFolder, "find_best", None)  # the chief may be writing it
     checkpoints.save_best(1.0)
 

@@ -118,7 +118,7 @@ def train(program, offset, moment, delay, argv):
 
     def counting(self, batch, logs=None):
         nonlocal start, step
-        step = callbacks.step_of(self.model)
+        step = checkpoints.step_of(self.model)
         start = step if start is None else start
         if step - start == offset and moment == "any":
             threading.Timer(delay, die).start()

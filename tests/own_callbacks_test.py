@@ -4,7 +4,7 @@ import keras
 import pytest
 from helpers import assert_variables_equal, log_rows, raises_parameter, read_checkpoint, train_run
 
-from txl_tf.runs.callbacks import step_of
+from txl_tf.runs.checkpoints import step_of
 
 pytestmark = pytest.mark.ci
 

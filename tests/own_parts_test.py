@@ -175,10 +175,10 @@ def test_own_outputs_and_probabilities_are_those_of_all_methods(cls):
         own_parts.close(-np.take_along_axis(np.asarray(log_probs), labels[..., None], -1)[..., 0], expected)
         own_parts.close(lm.score(tokens, labels)[0], expected)
         own_parts.close(lm.alternatives(tokens, 1)[1][..., 0], np.asarray(log_probs).max(-1))
-        cache = lm.decoding_cache()  # that of `generate`, whose sampling computes with `bins`, if there are any
+        cache = lm.decoding_cache()  # that of `generate`, whose sampling computes with `clusters`, if there are any
         outputs, _ = cache.read(tf.constant(tokens), cache.initial_state(2))
         own_parts.close(lm.log_probs_of(outputs), log_probs)
-        assert (bins := precompute_softmax(lm)) == () or cls is not HalvedModel, bins
+        assert (clusters := precompute_softmax(lm)) == () or cls is not HalvedModel, clusters
 
 
 def test_a_new_network_is_built_and_has_the_place_of_the_old_one():

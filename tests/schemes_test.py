@@ -13,7 +13,7 @@ from txl_tf.data.tagged.schemes import TOO_MANY_MISTAKES, other_scheme
 from txl_tf.data.tagged.sentences import read_corpus, read_tagged_as
 from txl_tf.data.tagged.tags import convert_tags, spans_of, unused_labels
 from txl_tf.errors import ParameterError
-from txl_tf.training.resumable import Resumable
+from txl_tf.training.memoryless_model import MemorylessModel
 
 KINDS = ["PER", "LOC", "ORG.X"]
 
@@ -303,7 +303,7 @@ def test_fit_counts_the_steps_that_no_path_has(caplog, monkeypatch):
         forbidden += sum(not allowed[step] for step in zip(path, path[1:], strict=False))
         entities += len(spans_of([tagger.labels[i] for i in path[1:]]))
     assert tagger._count_forbidden(ids != 0, tags).tolist() == [forbidden, entities] and forbidden > 50
-    monkeypatch.setattr(Resumable, "fit", lambda self, *args, **kwargs: (args, kwargs))
+    monkeypatch.setattr(MemorylessModel, "fit", lambda self, *args, **kwargs: (args, kwargs))
     (x, y, *rest), named = tagger.fit(ids, tags, 8, verbose=0)
     assert x is ids and y is tags and (rest, named) == ([8], {"verbose": 0})
     assert f"{entities:,} entities" in caplog.text and f"{forbidden:,} transitions" in caplog.text

@@ -17,7 +17,8 @@ from txl_tf import layers
 from txl_tf.errors import FixedAttributeError, ParameterError
 from txl_tf.language.session import Session
 from txl_tf.nn.arguments import stored_names
-from txl_tf.nn.settings import Settings, free_settings_of, owner_of
+from txl_tf.nn.parts import owner_of
+from txl_tf.nn.settings import Settings, free_settings_of
 
 pytestmark = pytest.mark.ci
 

@@ -389,9 +389,9 @@ def test_a_package_that_is_not_installed_is_one_error_before_any_work(tmp_path, 
 
 
 def test_only_the_chief_tracks_and_none_is_the_default(run_dir):
-    checkpoints = RunCheckpoints(None, RunFolder(run_dir), write=False)
-    for name, write in {"wandb": False, "none": True}.items():
-        checkpoints.write = write
+    checkpoints = RunCheckpoints(None, RunFolder(run_dir), writes=False)
+    for name, writes in {"wandb": False, "none": True}.items():
+        checkpoints.writes = writes
         with trackers.tracked(RunConfig(tracker=name), checkpoints, 0) as run:
             assert run == trackers.Tracked() and run.callbacks == ()
 

@@ -247,7 +247,7 @@ def test_the_best_of_another_text_does_not_end_a_run(made):
 
 def test_the_chief_tells_when_to_stop_and_which_weights_are_best(made, monkeypatch):
     best, (tagger, _) = RunFolder(made[0]).find_best(), txl_tf.load_run(made[0], "latest")
-    worker = checkpoints.RunCheckpoints(tagger, RunFolder(made[0]), write=False)
+    worker = checkpoints.RunCheckpoints(tagger, RunFolder(made[0]), writes=False)
     monkeypatch.setattr(RunFolder, "find_best", None)  # a worker may not see it yet
     monkeypatch.setattr(checkpoints, "broadcast_from_chief", lambda strategy, number: best["step"])
     assert worker.stops_early(None, 0) and worker.load_best() == best["step"]

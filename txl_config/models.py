@@ -33,6 +33,7 @@ from txl_config.errors import ParameterError
 
 ATTN_TYPES = ("adatrans", "transformer")
 TOKEN_LEVELS = ("char", "word")
+# Values of `pos_embed`: of TENER, and of the vanilla models. The argument `positions` takes `SCHEMES`.
 POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.

@@ -197,6 +197,14 @@ class Scheme(Protocol):
         ...
 
 
+def score_scale(d_head: int) -> float:
+    """The factor of all scores, `1 / sqrt(D)`.
+
+    Training, cached keys and values, and pictures of the terms use this function.
+    """
+    return d_head**-0.5
+
+
 class Attention(NamedTuple):
     """Weights of a layer's attention, and its scheme of positions."""
 
@@ -205,7 +213,7 @@ class Attention(NamedTuple):
     qkv: Any
     o: Tensor  # [H * D, E]
     n_head: int
-    scale: float  # of the queries: D**-0.5, or 1 if the weights contain it already
+    scale: float  # of the queries: `score_scale(D)`, or 1 if the weights contain it already
     positions: Scheme
     # Only the relative scheme has u and v, r_w_bias and r_r_bias of the original. They broadcast to the queries.
     u: Tensor | None = None
@@ -289,7 +297,7 @@ def attention(h: Tensor, memory: AttentionMemory, w: Attention, drop: Drop = NO_
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, key_positions: KeyPositions) -> Tensor:
         """Attention of some queries, see `Block`."""
         if record is not None:
-            record.parts.append((q, k, key_positions))
+            record.parts.append((q, k, key_positions))  # `q` before u and v are added, not this block's queries
         position = position_scores(position_q, key_positions)  # (b) + (d): [H, ..., T, K]; `None` if there are none
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]. The
         # queries are scaled already.
@@ -320,7 +328,7 @@ def score_terms(
         q, k: `[H, B, T, D]` and `[H, B, K, D]`.
         key_positions: the positions of the keys.
         u, v: `[H, D]`.
-        scale: factor of all terms, D**-0.5.
+        scale: factor of all terms, see `score_scale`.
 
     Returns:
         `(a, b, c, d)`, `[H, B, T, K]` each. At keys in the future, (b) and (d) contain the score of another distance.
@@ -422,6 +430,10 @@ def feed_forward_block(
 
 def new_memory(memory: Tensor | None, h: Tensor, mem_len: int) -> Tensor:
     """The last `mem_len` positions of memory and segment, without gradient (section 3.2, SG).
+
+    Whoever changes this rule must also change its other forms: for rows that end with padding, `cache_mems` of
+    `transformer_xl/network.py`; for documents that have ended, `Mask.forget` of `transformer_xl/documents.py`; for a
+    ring of cached keys, which a segment overwrites, `_max_distance` of `transformer_xl/cache.py`.
 
     Args:
         memory: `[B, any, E]`, or `None` if the segment alone is long enough.

@@ -581,7 +581,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             for name in ("initial_mems", "memory_of_call"):
                 if is_overridden(self.network, name) or (name == "initial_mems" and self.has_own_mems):
                     raise NotCacheable(f"{name} is overridden, and returns hidden states")
-            cache = self.cached_decoding()
+            cache = self._key_value_cache()
             return cache.read_token(cache.precompute(), tf.zeros([1], tf.int32), cache.initial_state(1))[0]
 
         return why_not_cached(self, one_cached_step)
@@ -614,10 +614,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def decoding_cache(self, static_shapes: bool = False) -> Any:
         """The cache of `generate`: of keys and values, or of the hidden states or tokens that they come from."""
         if self.has_cache:
-            return self.cached_decoding(static_shapes)
+            return self._key_value_cache(static_shapes)
         return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
 
-    def cached_decoding(self, static_shapes: bool = False) -> Any:
+    def _key_value_cache(self, static_shapes: bool = False) -> Any:
         """The cache of keys and values, without a check that every part of the model can be cached."""
         return (WindowCache if self.has_window else MemoryCache)(self, static_shapes)
 

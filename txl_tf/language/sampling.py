@@ -1,5 +1,10 @@
 """Samples the next token of every row from its hidden state, with the options of `generate`.
 
+To add an option: add a field to `SamplingConfig` of `txl_config/sampling.py`, a field with the same name to `Sampling`
+below, its effect to `apply_options`, and an argument to `generate` (`language/generation.py`) and to the page of the
+demo (`txl_programs/demo/language_model_page.py`). Flags, requests to servers and SavedModels get it from
+`SamplingConfig`. If the option has no effect without another one, see `check_used` there, and `is_neutral` below.
+
 Shapes:
     B: batch      N: n_token, the vocabulary      E: d_model
 """
@@ -189,14 +194,15 @@ def precompute_softmax(lm: Any) -> tuple:
         return ()
     tables, projs, biases, entries = lm.softmax.weights_with(lm.network.embedding)
     first, *later = clusters_of(tables, projs, biases)
-    bins = [head_of(first, entries), *((cluster.table, cluster.bias) for cluster in later)]
+    weights_and_biases = [head_of(first, entries), *((cluster.table, cluster.bias) for cluster in later)]
 
     def cast(tensor):
         """A tensor in the dtype of the computation; `None` for `None`."""
         return None if tensor is None else tf.cast(tensor, lm.compute_dtype)
 
     return tuple(
-        (cast(weight), tf.convert_to_tensor(bias), cast(proj)) for (weight, bias), proj in zip(bins, projs, strict=True)
+        (cast(weight), tf.convert_to_tensor(bias), cast(proj))
+        for (weight, bias), proj in zip(weights_and_biases, projs, strict=True)
     )
 
 
@@ -208,7 +214,7 @@ def sample_words(log_probs: Tensor, uniform: Tensor, sampling: Sampling, history
 
 
 def sample(
-    bins: tuple, hidden: Tensor, uniform: Tensor, sampling: Sampling, history: History, static_shapes: bool = False
+    clusters: tuple, hidden: Tensor, uniform: Tensor, sampling: Sampling, history: History, static_shapes: bool = False
 ) -> Tensor:
     """Samples the next token of every row.
 
@@ -217,7 +223,7 @@ def sample(
     all are.
 
     Args:
-        bins: the clusters, from `precompute_softmax`.
+        clusters: the clusters, from `precompute_softmax`.
         hidden: `[B, E]`.
         uniform: float64 `[B, 2]` in [0, 1), from `uniform_draws`.
         sampling: the options.
@@ -227,8 +233,8 @@ def sample(
     Returns:
         int32 `[B]`.
     """
-    sizes = [bias.shape[0] for _, bias, _ in bins]
-    sizes[0] -= len(bins) - 1
+    sizes = [bias.shape[0] for _, bias, _ in clusters]
+    sizes[0] -= len(clusters) - 1
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
 
     def draw(head, tail_scores):
@@ -238,7 +244,7 @@ def sample(
         the others draw are discarded.
         """
         drawn_in_head = token = sample_categorical(head, uniform[:, 0])
-        for i in range(1, len(bins)):
+        for i in range(1, len(clusters)):
             drawn = drawn_in_head == sizes[0] + i - 1
             if static_shapes:
                 word = sample_categorical(tail_scores(i, tf.identity), uniform[:, 1])
@@ -252,14 +258,14 @@ def sample(
 
     def plain():
         """Draws from the model's distribution."""
-        return draw(logits(hidden, *bins[0]), lambda i, pick: logits(pick(hidden), *bins[i]))
+        return draw(logits(hidden, *clusters[0]), lambda i, pick: logits(pick(hidden), *clusters[i]))
 
     def general():
         """Draws with all options, which apply to the log-probabilities of all words."""
-        head = tf.nn.log_softmax(logits(hidden, *bins[0]))
-        tails = [tf.nn.log_softmax(logits(hidden, *tail)) for tail in bins[1:]]
-        clusters = tf.split(head[:, sizes[0] :], len(tails), -1) if tails else []
-        log_probs = tf.concat([head[:, : sizes[0]], *map(tf.add, clusters, tails)], -1)
+        head = tf.nn.log_softmax(logits(hidden, *clusters[0]))
+        tails = [tf.nn.log_softmax(logits(hidden, *tail)) for tail in clusters[1:]]
+        entries = tf.split(head[:, sizes[0] :], len(tails), -1) if tails else []  # of the later clusters, see `head_of`
+        log_probs = tf.concat([head[:, : sizes[0]], *map(tf.add, entries, tails)], -1)
         log_probs, scores = apply_options(log_probs, sampling, history)
         head, *tails = tf.split(scores, sizes, -1)
         # The score of a cluster is the sum over its words.

@@ -213,6 +213,8 @@ class WindowOfLayer(CachedKeys):
         if not self.layer.rel_attn.scheme.scores_positions:
             key_positions = OrderedKeyPositions(klen=klen, visible=memory.visible[:, None])
             if memory.static_shapes:
+                # Rows come before heads, unlike in `Block`. Without scores by position, `attend` computes every head of
+                # every row in the same way, so the order of these two axes does not matter.
                 return block(content_q, position_q, keys, values, key_positions)
             if at_once(content_q):
                 return block(RowsFirst(content_q), position_q, RowsFirst(keys), RowsFirst(values), key_positions)

@@ -244,7 +244,7 @@ class CheckedCalls(MixedIntoLayer):
 
 
 class Attending(MixedIntoLayer):
-    """Mixin of layers that attend by `txl_tf.kernels.attend`, once in a call."""
+    """Mixin of layers that attend by `attend` of `txl_tf/kernels/attending.py`, once in a call."""
 
     def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
         """The attention probabilities of a call, without dropout: `[n_head, batch, queries, keys]`.

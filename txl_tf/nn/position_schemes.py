@@ -10,7 +10,9 @@
 The equation of attention (`attention` in `txl_tf/equations.py`) calls the scheme to change queries, to rotate queries
 and keys, and to add scores. It does this in training and with every kind of cached memory, so a scheme is written once.
 
-To write a scheme, see "A scheme of positions of your own" in docs/layers.md.
+To write a scheme, see "A scheme of positions of your own" in docs/layers.md. A scheme of the library itself also needs
+its name in `SCHEMES` and `REFUSED` of `txl_config/models.py`, and its class in `_BUILT_IN` below. If its `enter` calls
+`network.position_table`, it needs a method `table(network, length, zero)`, which computes this table.
 
 Shapes:
     B: batch      T: tgt_len, the queries      M: mem_len      K: keys, M + T      H: n_head      D: d_head
@@ -166,7 +168,7 @@ class Positions:
         """
 
 
-Scheme = TypeVar("Scheme", bound=type[Positions])
+PositionsClass = TypeVar("PositionsClass", bound=type[Positions])
 
 
 def _times(x: Tensor, scale: float) -> Any:
@@ -174,7 +176,7 @@ def _times(x: Tensor, scale: float) -> Any:
     return x if scale == 1.0 else x * scale
 
 
-def register_positions(name: str) -> Callable[[Scheme], Scheme]:
+def register_positions(name: str) -> Callable[[PositionsClass], PositionsClass]:
     """Decorator of a subclass of `Positions`: registers it as `positions=name`, also for flags and `config.json`.
 
     Raises:
@@ -184,7 +186,7 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
     if not isinstance(name, str) or name in _BUILT_IN:
         raise ParameterError("name", name, f"text, and none of the library's names: {', '.join(_BUILT_IN)}")
 
-    def register(cls: Scheme) -> Scheme:
+    def register(cls: PositionsClass) -> PositionsClass:
         """Registers the class, and returns it."""
         if not (isinstance(cls, type) and issubclass(cls, Positions)):
             raise ParameterError("cls", cls, "a subclass of txl_tf.layers.Positions")

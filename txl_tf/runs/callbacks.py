@@ -24,13 +24,18 @@ from txl_tf.config import RunConfig
 from txl_tf.data.text.batches import Segments
 from txl_tf.errors import ParameterError, brief
 from txl_tf.files import has_hard_links, naming_read_errors, naming_write_errors, write_atomic
-from txl_tf.runs.checkpoints import Resumed, RunCheckpoints
+from txl_tf.runs.checkpoints import Resumed, RunCheckpoints, step_of
 from txl_tf.runs.folder import logged_step
 from txl_tf.training.trained_model import is_scaled
 
 logger = logging.getLogger("txl_tf")
 
 _SECONDS_BETWEEN_LINES = 30  # at most, so that a slow training run does not seem to hang
+
+# The columns that a `log.csv` must have for a run to append to it, besides those of the metrics, see `cut_log`. A new
+# column needs no entry: all values that callbacks add to the logs of an epoch before `StepCSVLogger` is called get one.
+_REQUIRED_COLUMNS = ("epoch", "step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "val_loss")
+_MOVE = "Move the file away to resume without it"  # advice in errors about `log.csv`
 
 if TYPE_CHECKING:  # Keras declares that `model` and `params` may be `None`, but during `fit` they are not
 
@@ -39,11 +44,6 @@ if TYPE_CHECKING:  # Keras declares that `model` and `params` may be `None`, but
         params: Any
 else:
     Callback = keras.callbacks.Callback
-
-
-def step_of(model: Any) -> int:
-    """The number of training steps that a model has done, including those of earlier sessions."""
-    return int(model.optimizer.iterations.numpy())
 
 
 class Stopped(Exception):
@@ -154,7 +154,8 @@ class CheckFinite(Callback):
         if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
         numbers = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
-        # `logs` are means over the interval so far. So the steps of the last call are the cause.
+        # `logs` are those of the last step of the call, or means over the interval so far, in which the steps before
+        # this call were finite. So the cause is one of the steps of this call.
         raise self.checkpoints.diverged(numbers, self.model.steps_per_execution, bad_loss=not finite)
 
 
@@ -354,7 +355,7 @@ class Progress(Callback):
 
     begin: tuple[int, float]  # (step, time) at which the measured steps begin
     end: tuple[int, float]  # (step, time) at which they end
-    validated: bool = False  # whether the last interval ended with a validation
+    ended_with_validation: bool = False  # whether the last interval did
     pause: float = 0.0  # seconds that a validation takes, with the sample and the checkpoint after it
     last_line: float  # time of the last line
 
@@ -384,7 +385,7 @@ class Progress(Callback):
 
     def on_epoch_begin(self, epoch: Any, logs: Any = None) -> None:
         now = time.perf_counter()
-        if self.validated:
+        if self.ended_with_validation:
             self.pause = now - self.end[1]
         self.begin = self.end = (step_of(self.model), now)
 
@@ -432,12 +433,12 @@ class Progress(Callback):
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         """Adds step, learning rate and speed to the logs of an interval, and logs a line with them."""
         step = self.end[0]
-        self.validated = "val_loss" in logs
-        if self.validated:
+        self.ended_with_validation = "val_loss" in logs
+        if self.ended_with_validation:
             self.pause = time.perf_counter() - self.end[1]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
-        schedule: Any = getattr(optimizer, "inner_optimizer", optimizer).schedule  # inner: with loss scaling
+        schedule: Any = self.model.inner_optimizer.schedule
         logs["step"] = step
         rate: Any = schedule(step - 1) if schedule else optimizer.learning_rate  # schedules count steps from 0
         logs["learning_rate"] = float(rate)
@@ -523,15 +524,19 @@ class StepCSVLogger(Callback):
         filename: path of the file.
         metrics: names of the metrics of training and validation, besides the loss.
         checkpoints: the checkpoints of the run.
-        validated: names of the metrics that only validations have.
+        validation_metrics: names of the metrics that only validations have.
     """
 
     def __init__(
-        self, filename: str, metrics: Sequence[str], checkpoints: RunCheckpoints, validated: Sequence[str] = ()
+        self,
+        filename: str,
+        metrics: Sequence[str],
+        checkpoints: RunCheckpoints,
+        validation_metrics: Sequence[str] = (),
     ):
         super().__init__()
         self.filename = filename
-        self.validated = ["val_loss", *(f"val_{metric}" for metric in [*metrics, *validated])]
+        self.validation_columns = ["val_loss", *(f"val_{metric}" for metric in [*metrics, *validation_metrics])]
         self.checkpoints = checkpoints
         self.file: Any = None
         self.columns: list[str] = []  # `[]` until they are known
@@ -544,7 +549,7 @@ class StepCSVLogger(Callback):
         self.file = tf.io.gfile.GFile(self.filename, "a")
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        row = {"epoch": epoch, **dict.fromkeys(self.validated, "NA"), **logs}
+        row = {"epoch": epoch, **dict.fromkeys(self.validation_columns, "NA"), **logs}
         with self.checkpoints.naming_last_good(), naming_write_errors(self.filename):
             new_columns = sorted(row.keys() - {*self.columns, "epoch"})
             if not self.columns:
@@ -567,7 +572,7 @@ class StepCSVLogger(Callback):
         self.file = tf.io.gfile.GFile(self.filename, "a")
 
 
-def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Sequence[str] = ()) -> None:
+def cut_log(filename: str, last_step: int, metrics: Sequence[str], validation_metrics: Sequence[str] = ()) -> None:
     """Removes from `log.csv` the lines of steps after `last_step`, and a last line that does not end.
 
     If the file has hard links, a copy takes its place, because lines will be appended to it.
@@ -575,7 +580,7 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
     Args:
         filename: path of the file. It need not exist.
         last_step: the last step whose line stays.
-        metrics, validated: see `StepCSVLogger`.
+        metrics, validation_metrics: see `StepCSVLogger`.
 
     Raises:
         ParameterError: the file is not a log with these columns, or a line has another number of values or no step.
@@ -587,13 +592,13 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
         data = file.read()
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
-    known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in [*metrics, *validated])}
+    required = {*_REQUIRED_COLUMNS, *metrics, *(f"val_{metric}" for metric in [*metrics, *validation_metrics])}
     # Other columns, such as metrics of the user's own, may be among them.
-    is_log = header[:1] == ["epoch"] and len({*header}) == len(header) and known <= {*header}
+    is_log = header[:1] == ["epoch"] and len({*header}) == len(header) and required <= {*header}
     if lines and not is_log:
-        other_columns = ", ".join(sorted(known - {"epoch"}))
+        other_columns = ", ".join(sorted(required - {"epoch"}))
         message = f"{filename}: line 1 must be epoch, then {other_columns}, got {brief(header)}. {_MOVE}"
-        raise ParameterError("log.csv", header, ["epoch", *sorted(known - {"epoch"})], message)
+        raise ParameterError("log.csv", header, ["epoch", *sorted(required - {"epoch"})], message)
     lines_to_keep = lines[:1]
     for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
         step = logged_step(row[header.index("step")]) if len(row) == len(header) else None
@@ -641,7 +646,3 @@ def _write_rows(filename: str, columns: Iterable[str], rows: Iterable[dict[str, 
         writer.writeheader()
         writer.writerows(rows)
         write_atomic(filename, text.getvalue().encode())
-
-
-_COLUMNS = ("epoch", "step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "val_loss")
-_MOVE = "Move the file away to resume without it"

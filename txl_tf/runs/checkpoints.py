@@ -1,4 +1,16 @@
-"""The checkpoints of a training run, from which it resumes exactly; and the average of several checkpoints."""
+"""The checkpoints of a training run, from which it resumes exactly; and the average of several checkpoints.
+
+The arrays of a checkpoint by their keys:
+
+    weights/NAME             a weight; NAME is a name of `weights_by_name`
+    optimizer/I              variable I of the optimizer
+    mems                     only of a `MemoryModel`: the memory, see its `carried_arrays`
+    window                   only in the middle of an interval: the sums of its steps, see `metric_totals`
+    window:log:NAME          the same of a value that a user's own training step returns
+    window:metric:NAME       the same of a user's own metric of a `MemoryModel`
+
+`CheckpointReader` of `runs/weights.py` says which keys of other programs and earlier versions are weights.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +54,11 @@ from txl_tf.training.trained_model import SUMS
 logger = logging.getLogger("txl_tf")
 
 
+def step_of(model: Any) -> int:
+    """The number of training steps that a model has done, including those of earlier sessions."""
+    return int(model.optimizer.iterations.numpy())
+
+
 class Resumed(NamedTuple):
     """The state of a training that resumes, besides weights and optimizer. A new training has none: both are `None`.
 
@@ -68,23 +85,23 @@ class RunCheckpoints:
     `log.csv` is computed.
 
     Args:
-        model: `MemoryModel` or `Resumable`, compiled, with its optimizer built.
+        model: `MemoryModel` or `MemorylessModel`, compiled, with its optimizer built.
         folder: folder of the run.
         max_to_keep: how many of the latest checkpoints are kept; older ones are deleted. One more is kept until it is
             known that the weights of the latest have a finite loss.
-        write: whether this process writes files. Of several workers that train together, only the chief does, but all
+        writes: whether this process writes files. Of several workers that train together, only the chief does, but all
             must call `save` and `save_best`.
         text: fingerprint of the text of the validation. The best loss on another text does not count.
     """
 
     def __init__(
-        self, model: keras.Model, folder: RunFolder, max_to_keep: int = 5, write: bool = True, text: str | None = None
+        self, model: keras.Model, folder: RunFolder, max_to_keep: int = 5, writes: bool = True, text: str | None = None
     ):
         self._model = model
         self._text = text
         self.folder = folder
         self._max_to_keep = max_to_keep
-        self.write = write
+        self.writes = writes
         self._latest: str | None = None  # path of the checkpoint that was saved or restored last
         # Step of `_latest`, until it is known that its weights have a finite loss.
         self._step_without_loss: int | None = None
@@ -129,7 +146,7 @@ class RunCheckpoints:
         """
         step = self._step_without_loss
         self._step_without_loss = None
-        if step is not None and self.write and not self._restored:
+        if step is not None and self.writes and not self._restored:
             self._delete_old(step, self._max_to_keep)
 
     def check_validation(self, loss: float) -> None:
@@ -150,7 +167,7 @@ class RunCheckpoints:
             steps: the value was found in one of this many steps, the last of which is the current step.
             bad_loss: whether the loss is not finite. `False` if only gradients or weights are not finite.
         """
-        step = int(self._model.optimizer.iterations.numpy())
+        step = step_of(self._model)
         where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"
         message = f"{where}: {what}. The training has diverged; nothing of this is saved, and {{}}. A lower "
         message += "learning_rate may help"
@@ -159,7 +176,7 @@ class RunCheckpoints:
         latest = self.folder.checkpoint(self._step_without_loss)
         if self._restored:  # with other settings it may be good: the user decides
             return ValueError(message.format(f"{latest}, from which it resumed, has no finite loss: remove {latest}.*"))
-        if self.write:
+        if self.writes:
             for folder in (self.folder, self.folder.ema):
                 if self._step_without_loss in folder.steps():
                     folder.delete(self._step_without_loss)
@@ -208,11 +225,11 @@ class RunCheckpoints:
             OSError: the checkpoint cannot be written.
         """
         self.check_weights()
-        step = int(self._model.optimizer.iterations.numpy())
+        step = step_of(self._model)
         path = self.folder.checkpoint(step)
         carried = self._model.carried_arrays()  # all workers take part
         sums = self._model.metric_totals if mid_interval else {}
-        if self.write:
+        if self.writes:
             with self.naming_last_good():
                 write_checkpoint(path, {**run_weights(self._model), **self._optimizer_variables(), **carried, **sums})
                 self._latest = path
@@ -233,7 +250,7 @@ class RunCheckpoints:
             ValueError: a weight is not finite.
         """
         self.check_weights()
-        if not self.write or not math.isfinite(value):
+        if not self.writes or not math.isfinite(value):
             return
         family = self.folder.family
         best = self.folder.best
@@ -241,7 +258,7 @@ class RunCheckpoints:
         best_so_far = recorded[family.monitor] if recorded and recorded.get("text") in (None, self._text) else None
         if best_so_far is not None and (value == best_so_far or family.best_of(value, best_so_far) != value):
             return
-        step = int(self._model.optimizer.iterations.numpy())
+        step = step_of(self._model)
         with self.naming_last_good():
             best.save_weights(self._model, step)
             text = {"text": self._text} if self._text else {}
@@ -260,14 +277,14 @@ class RunCheckpoints:
 
     def load_best(self) -> int:
         """Sets the weights to those in the folder `best`, which must exist, and returns their step."""
-        best = self.folder.find_best() if self.write else None
+        best = self.folder.find_best() if self.writes else None
         step = self._from_chief(best["step"] if best else 0)
         load_weights(self._model, self.folder.best.checkpoint(step))
         return step
 
     def stops_early(self, training: RunConfig, step: int) -> bool:
         """`RunFolder.stops_early`, as the chief decides it for all workers."""
-        return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step, self._text))))
+        return bool(self._from_chief(int(self.writes and self.folder.stops_early(training, step, self._text))))
 
     def _from_chief(self, number: int) -> int:
         """The `number` that the chief gives, on all workers."""

@@ -81,7 +81,7 @@ def tracked(training: RunConfig, checkpoints: RunCheckpoints, step: int) -> Iter
     """
     name = training.tracker
     folder = checkpoints.folder
-    if name == "none" or not checkpoints.write:
+    if name == "none" or not checkpoints.writes:
         yield Tracked()
         return
     file = os.path.join(folder.path, "tracker.json")

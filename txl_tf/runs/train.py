@@ -34,9 +34,8 @@ from txl_tf.runs.callbacks import (
     Validate,
     complete_log,
     cut_log,
-    step_of,
 )
-from txl_tf.runs.checkpoints import Resumed, RunCheckpoints
+from txl_tf.runs.checkpoints import Resumed, RunCheckpoints, step_of
 from txl_tf.runs.families.record import Family, family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
@@ -335,7 +334,7 @@ class Run:
         return False
 
     @property
-    def validated(self) -> Sequence[str]:
+    def validation_metrics(self) -> Sequence[str]:
         """Names of the metrics that only validations have."""
         return ()
 
@@ -449,9 +448,8 @@ class Run:
         self.start()
         with self.strategy.scope():
             model.optimizer.build(model.trainable_variables)  # its variables must exist before they are restored
-        write = is_chief(self.strategy)
         self.checkpoints = RunCheckpoints(
-            model, self.folder, training.max_to_keep, write, text=self.fingerprints["valid"]
+            model, self.folder, training.max_to_keep, is_chief(self.strategy), text=self.fingerprints["valid"]
         )
         self.board = StepTensorBoard(self.folder.path, self.checkpoints)
         self.board.set_model(model)
@@ -471,7 +469,7 @@ class Run:
             if self.training.warm_start_path:
                 logger.warning("warm_start_path=%s is for a new run: it is not read", self.training.warm_start_path)
             return self.checkpoints.restore(path)
-        if self.checkpoints.write:  # an earlier run, which has no checkpoints any more, may have left its best weights
+        if self.checkpoints.writes:  # an earlier run, which has no checkpoints any more, may have left its best weights
             self.checkpoints.remove_best()
         if self.origin:
             self.origin.load(self.model, self.model_config, self.training, self.final, self.new_weights)
@@ -580,16 +578,16 @@ class Run:
             Progress(self.training, self.as_text, self.tokens_per_step(), self.samples),
             keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.add_metric(logs)),
         ]
-        if checkpoints.write:
+        if checkpoints.writes:
             log_file = self.folder.log_file
             metrics = self.metrics
-            validated = self.validated
+            validation_metrics = self.validation_metrics
             step = step_of(self.model)
             # The line of an open interval will be written again, even if this is the last step of the interval.
-            cut_log(log_file, step - 1 if state.interval_is_open else step, metrics, validated)
+            cut_log(log_file, step - 1 if state.interval_is_open else step, metrics, validation_metrics)
             if self.samples:
                 callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
-            callbacks += [self.board, StepCSVLogger(log_file, metrics, checkpoints, validated)]
+            callbacks += [self.board, StepCSVLogger(log_file, metrics, checkpoints, validation_metrics)]
         return [*callbacks, *self.own_callbacks]  # after the callbacks that add values to the logs of an epoch
 
     def add_metric(self, logs: dict) -> None:
@@ -608,11 +606,11 @@ class Run:
 
         Raises ValueError if a weight is not finite.
         """
-        if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
+        if not self.model.inner_optimizer.use_ema:
             return
         step = step_of(self.model)
         self.checkpoints.check_weights()
-        if self.checkpoints.write:
+        if self.checkpoints.writes:
             self.folder.ema.save_weights(self.model, step)
         logger.info(
             "averaged weights: %s (open them with --ckpt_path; in train.py, --eval_ckpt_path)",
@@ -631,7 +629,7 @@ class Run:
         self.checkpoints.check_validation(results["loss"])
         logs = {f"val_{name}": value for name, value in results.items()}
         self.add_metric(logs)
-        if self.checkpoints.write:
+        if self.checkpoints.writes:
             with self.checkpoints.naming_last_good():
                 is_new = complete_log(self.folder.log_file, step_of(self.model), logs)
             if is_new:  # the validation was not recorded by an earlier session
@@ -640,12 +638,12 @@ class Run:
 
     def show_text(self, name: str, text: str) -> None:
         """Writes a text for TensorBoard at the current step, if this worker is the chief."""
-        if self.checkpoints.write:
+        if self.checkpoints.writes:
             self.board.log_text(name, text, step_of(self.model))
 
     def log_best(self) -> None:
         """Logs which step had the best validation, unless it is the last, or programs open its weights by default."""
-        best = self.folder.find_best() if self.checkpoints.write else None
+        best = self.folder.find_best() if self.checkpoints.writes else None
         if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
             monitor = self.folder.family.monitor
             result = self.as_text({monitor: best[monitor]}, "val_")

@@ -47,7 +47,7 @@ from txl_tf.runs.families.record import families_of_model
 from txl_tf.serving.export import check_new_folder, new_folder
 from txl_tf.serving.tables import named_vocabs
 from txl_tf.serving.tagging import tagger_vocabs
-from txl_tf.taggers.crf import best_path
+from txl_tf.taggers.crf import crf_decode_unrolled
 from txl_tf.taggers.tagger import Tagger
 from txl_tf.training.keras_arguments import refuse_hooks
 from txl_tf.vanilla.transformer import Transformer
@@ -256,7 +256,7 @@ def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -
 
     def function(**sentences: tf.Tensor) -> dict[str, tf.Tensor]:
         emissions, mask = tagger.emissions(sentences)
-        tags, score = best_path(emissions, mask, *tagger.crf.constrained())
+        tags, score = crf_decode_unrolled(emissions, mask, *tagger.crf.constrained())
         return {"tags": tags, "score": score}
 
     return Portable(function, inputs, tagger_vocabs(tagger, vocabs or None), {"labels": tagger.labels})

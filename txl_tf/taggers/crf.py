@@ -249,7 +249,7 @@ def crf_decode(
     return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
 
 
-def best_path(
+def crf_decode_unrolled(
     emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
 ) -> tuple[Tensor, Tensor]:
     """`crf_decode` for file formats that have no loops: the graph has separate operations for every position.
@@ -409,6 +409,7 @@ class CRF(Layer):
         mask = self.elements(emissions, mask, tags)
         tags = checked_tags(tags, mask, self.n_tag)
         mask, emissions, tags = pack(mask, emissions, tags)
+        # The scores themselves, not `constrained()`: in training, fastNLP counts forbidden paths, too.
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -447,6 +448,6 @@ class CRF(Layer):
             return self.transitions, self.start_scores, self.end_scores
         n = self.n_tag
         transitions = at_least_float32(self.transitions)
-        cost = tf.constant(np.where(self.allowed, 0.0, FORBIDDEN), transitions.dtype)
+        added = tf.constant(np.where(self.allowed, 0.0, FORBIDDEN), transitions.dtype)
         start, end = (0.0 if x is None else at_least_float32(x) for x in (self.start_scores, self.end_scores))
-        return transitions + cost[:n, :n], start + cost[n, :n], end + cost[:n, n + 1]
+        return transitions + added[:n, :n], start + added[n, :n], end + added[:n, n + 1]

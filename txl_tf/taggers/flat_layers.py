@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import RESIDUALS, FlatConfig, one_of
-from txl_tf.equations import FeedForward, feed_forward
+from txl_tf.equations import FeedForward, feed_forward, score_scale
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import join_heads, pairwise_scores
 from txl_tf.kernels.attending import attend
@@ -106,7 +106,7 @@ class LatticeAttn(Attending, Layer):
         super().__init__(**kwargs)
         check_heads(d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
-        self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
+        self.score_scale = score_scale(d_model // n_head) if scale else 1.0
         options: dict[str, Any] = {"dtype": self.dtype_policy}
         self.w_q = Linear(d_model, **options, name="w_q")
         self.w_k = Linear(d_model, **options, name="w_k") if k_proj else None

@@ -241,7 +241,11 @@ class PositionFusion(Layer):
         return self.fuse(checked_pairs(pairs, self.names), tf.cast(table, self.compute_dtype))
 
     def fuse(self, pairs, table):
-        """Computes the call. The arguments are already checked. Returns `[U, E]`."""
+        """R_ij of the paper for every different pair: `[U, E]`. The arguments are those of the call, checked.
+
+        A subclass can override it to fuse distances in another way. `linear_of` applies a linear layer to them. The
+        name of another fusion for the argument `fusion` also goes into `FUSIONS` of `txl_config/models.py`.
+        """
         return tf.nn.relu(self.linear_of(self.forward, pairs, table))
 
     def linear_of(self, linear: Any, pairs: Any, table: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from txl_tf.schema import keywords_of
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
 from txl_tf.training.keras_arguments import refuse_hooks
-from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
+from txl_tf.training.memoryless_model import Mean, MemorylessModel, OnEveryReplica
 from txl_tf.training.weighting import weights_of_labels, weights_of_rows
 
 logger = logging.getLogger("txl_tf")
@@ -71,7 +71,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
+class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
     """A network, a linear layer and a CRF.
 
     Args:
@@ -321,10 +321,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         Raises:
             ParameterError: the tags have another shape than the mask, or an id is out of its range, see `CRF.nll`.
         """
-        emissions, mask, tags = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
+        emissions, mask, tags = self._emissions_and_tags(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
-    def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _emissions_and_tags(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and the tags as int32.
 
         Raises ParameterError if the tags are known to have another shape than the mask. If the lengths are not known,
@@ -478,7 +478,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self._warn_of_forbidden(x, y)
         return super().fit(x, y, *args, **kwargs)
 
-    fit.__doc__ = Resumable.fit.__doc__
+    fit.__doc__ = MemorylessModel.fit.__doc__
 
     def _warn_of_forbidden(self, x: Any, y: Any = None) -> None:
         """Warns if the tags in `x` and `y` of `fit` often break the scheme of the labels, see `constraints`.
@@ -520,7 +520,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         key = self.step_key(tf.shape(tags)[0])
         weights = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags = self._elements(inputs, tags, training=True, dropout_key=key)
+            emissions, mask, tags = self._emissions_and_tags(inputs, tags, training=True, dropout_key=key)
             nll, weight = self._nll_and_weight(emissions, mask, tags, weights)
             own_loss = self.own_loss(inputs, tags, emissions, weights, training=True)
             mean = tf.math.divide_no_nan(nll, self.over_replicas(weight))
@@ -532,7 +532,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         """One step of evaluation on one replica's share of a batch. Returns the metrics so far, over all replicas."""
         inputs, tags, weights = self.unpacked(data)
-        emissions, mask, tags = self._elements(inputs, tags)
+        emissions, mask, tags = self._emissions_and_tags(inputs, tags)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))

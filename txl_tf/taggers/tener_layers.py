@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ATTN_TYPES, one_of
-from txl_tf.equations import shifted_scores
+from txl_tf.equations import score_scale, shifted_scores
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import join_heads, project_heads
 from txl_tf.kernels.attending import attend
@@ -164,7 +164,7 @@ class TenerAttn(Attending, Layer):
             raise ParameterError("key_position_term", key_position_term, "left out with attn_type='transformer'")
         if attn_type == "adatrans" and (d_model // n_head % 2 or d_model // n_head < 4):
             raise ParameterError("d_model", d_model, f"n_head={n_head} times an even number from 4 on")
-        self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
+        self.score_scale = score_scale(d_model // n_head) if scale else 1.0
         self.fc = Linear(d_model, dtype=self.dtype_policy, name="fc") if attn_type == "transformer" else None
 
     def build(self, x_shape: Any = None, **_: Any) -> None:

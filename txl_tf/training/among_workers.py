@@ -6,7 +6,7 @@
         train_step      one step on each of this worker's replicas
 
 Every worker calls the same methods with the same dataset of whole batches. These functions are for models without
-memory (`Resumable`). If a single worker trains them, it uses Keras's own methods.
+memory (`MemorylessModel`). If a single worker trains them, it uses Keras's own methods.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class AmongWorkers(TrainedModel):
             return self.evaluate(validation, callbacks=callbacks, **options)
 
         epochs = self._epochs(arguments["x"], arguments["steps_per_epoch"])
-        step = self._call_of("train_step", lambda: self.steps_per_execution)
-        return fitting.fit(self, step, epochs, arguments, None if validation is None else validate)
+        run_call = self._call_of("train_step", lambda: self.steps_per_execution)
+        return fitting.fit(self, run_call, epochs, arguments, None if validation is None else validate)
 
     def evaluate_among_workers(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The logs of `evaluate` with the `arguments` of `keras.Model.evaluate`."""
@@ -126,7 +126,7 @@ class AmongWorkers(TrainedModel):
         """Divides epochs of `steps` steps into calls. The dataset is infinite."""
         return fitting.Epochs(dataset, tf.data.INFINITE_CARDINALITY, steps, self.steps_per_execution)
 
-    def _call_of(self, name: str, next_steps: Callable[[], int]) -> fitting.Step:
+    def _call_of(self, name: str, next_steps: Callable[[], int]) -> fitting.RunCall:
         """Makes the function of one call: it takes an iterator of distributed batches, and returns logs.
 
         Args:
@@ -135,7 +135,7 @@ class AmongWorkers(TrainedModel):
         """
         strategy = self.distribute_strategy
 
-        def call(iterator):
+        def run_call(iterator):
             self._stop_agreed = any_worker(strategy, self.stop_requested)
             logs = {}
             # Each step calls the graph again: in one graph of several steps, a sum over workers could not change its
@@ -144,7 +144,7 @@ class AmongWorkers(TrainedModel):
                 logs = self._step_of_workers(name)(iterator)
             return logs
 
-        return call
+        return run_call
 
     def _step_of_workers(self, name: str) -> Callable[[Any], dict[str, Any]]:
         """The function of one step on this worker's replicas. It takes an iterator, and returns the logs.

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.nn.parts import is_overridden
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.keras_arguments import is_overridden
 
 # Keras's cross-entropy under its names, and as classes and functions. By default, it expects probabilities, but the
 # outputs of the models are logits.
@@ -93,7 +93,10 @@ class CompiledMetrics:
             _make_variables(argument, metric, n_classes)
 
     def update(self, labels: Tensor, outputs: Tensor, counted: Tensor, weights: Any) -> dict[str, tf.Tensor]:
-        """Updates the metrics, and returns their results over all replicas. Arguments: see `Resumable.measure`."""
+        """Updates the metrics, and returns their results over all replicas.
+
+        Arguments: see `MemorylessModel.measure`.
+        """
         for metrics, label_weights in ((self._plain, counted), (self._weighted, weights)):
             for metric in metrics:
                 metric.update_state(labels, outputs, sample_weight=label_weights)

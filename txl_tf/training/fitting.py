@@ -2,7 +2,7 @@
 
     fit                 epochs: reset the metrics, the steps, the validation; callbacks before and after each of them
         Epochs          the calls of an epoch, each with the iterator that it takes its batches from
-        step            one call: the next `steps_per_execution` steps, see `training/loop.py`
+        run_call        one call: the next `steps_per_execution` steps, see `training/loop.py`
     evaluate            one pass over the dataset, without training
 
 Callbacks get the same calls as from `keras.Model.fit` and `evaluate`, in the same order, with the same logs.
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 
-Step = Callable[[Any], dict[str, Any]]  # takes an iterator of batches, runs the steps of one call, and returns logs
+RunCall = Callable[[Any], dict[str, Any]]  # takes an iterator of batches, runs the steps of one call, returns logs
 
 _OUT_OF_DATA = (
     "Your input ran out of data; interrupting training. Make sure that your dataset can generate at least "
@@ -100,7 +100,7 @@ class Epochs:
 
 def fit(
     model: Any,
-    step: Step,
+    run_call: RunCall,
     epochs: Epochs,
     arguments: dict[str, Any],
     validate: Callable[[keras.callbacks.CallbackList], dict[str, Any]] | None = None,
@@ -109,7 +109,8 @@ def fit(
 
     Args:
         model: a compiled model with an optimizer.
-        step: trains for the steps of one call. It raises StopIteration or OutOfRangeError at the end of the dataset.
+        run_call: trains for the steps of one call. It raises StopIteration or OutOfRangeError at the end of the
+            dataset.
         epochs: divides the epochs into calls.
         arguments: arguments of `keras.Model.fit`. `epochs`, `initial_epoch`, `callbacks`, `verbose` and
             `validation_freq` are used.
@@ -134,7 +135,7 @@ def fit(
         for first, last, iterator in epochs.calls():
             callbacks.on_train_batch_begin(first)
             try:
-                step_logs = step(iterator)
+                step_logs = run_call(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 epochs.end()
                 break
@@ -154,12 +155,13 @@ def fit(
     return model.history
 
 
-def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) -> dict[str, Any]:
+def evaluate(model: Any, run_call: RunCall, epochs: Epochs, arguments: dict[str, Any]) -> dict[str, Any]:
     """Evaluates a model on one epoch.
 
     Args:
         model: a compiled model.
-        step: evaluates the batches of one call. It raises StopIteration or OutOfRangeError at the end of the dataset.
+        run_call: evaluates the batches of one call. It raises StopIteration or OutOfRangeError at the end of the
+            dataset.
         epochs: divides the evaluation, one epoch, into calls.
         arguments: arguments of `keras.Model.evaluate`. `callbacks` and `verbose` are used.
 
@@ -177,7 +179,7 @@ def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) 
     for first, last, iterator in epochs.calls():
         callbacks.on_test_batch_begin(first)
         try:
-            step_logs = step(iterator)
+            step_logs = run_call(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             epochs.end()
             break

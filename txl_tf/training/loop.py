@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
+from txl_tf.nn.parts import is_overridden
 from txl_tf.training.distribution import any_worker, replica_tensors
-from txl_tf.training.keras_arguments import METRICS, is_overridden
+from txl_tf.training.keras_arguments import METRICS
 
 
 class Totals(NamedTuple):

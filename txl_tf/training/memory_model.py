@@ -267,9 +267,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
                 return self.evaluate(validation, callbacks=callbacks, **options)
 
             self.make_train_function()
-            step = self._current("train_function")
+            run_call = self._current("train_function")
             try:
-                return fitting.fit(self, step, epochs, kwargs, None if validation is None else validate)
+                return fitting.fit(self, run_call, epochs, kwargs, None if validation is None else validate)
             finally:
                 self._validation = (None, None)
 

@@ -109,6 +109,9 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
 def schedule_of(settings: OptimizerConfig, train_steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
     """The schedule of the learning rate in `settings`, for a training of `train_steps` steps.
 
+    To add a schedule: add its name to `SCHEDULES` of `txl_config/training.py`, add the settings that it does not use to
+    `OptimizerConfig.unused` there, and add a branch here.
+
     Raises:
         ParameterError: the numbers of steps do not fit the schedule.
     """
@@ -119,6 +122,8 @@ def schedule_of(settings: OptimizerConfig, train_steps: int) -> keras.optimizers
         return NoamSchedule(1, warmup_steps, scale=settings.learning_rate * warmup_steps**0.5)
     if settings.schedule == "cosine":
         return make_schedule(settings.learning_rate, warmup_steps, train_steps, settings.min_lr_ratio)
-    check_warmup(warmup_steps, train_steps)
-    constant = settings.schedule == "constant"
-    return LinearSchedule(settings.learning_rate, warmup_steps, train_steps, constant=constant)
+    if settings.schedule in ("linear", "constant"):
+        check_warmup(warmup_steps, train_steps)
+        constant = settings.schedule == "constant"
+        return LinearSchedule(settings.learning_rate, warmup_steps, train_steps, constant=constant)
+    raise NotImplementedError(f"schedule={settings.schedule} has no branch in schedule_of")

@@ -21,7 +21,9 @@ from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.optimization import count_of_batches
 
-SUMS = "window"  # key in a checkpoint: the sums of the current interval of steps. Further sums are in "window:..."
+# Key in a checkpoint: the sums of the current interval of steps. Further sums are in "window:...". The first versions
+# called an interval a window, and their checkpoints must stay readable.
+SUMS = "window"
 
 # Arguments of `keras.Model.compile` that become attributes of the model.
 _KERAS_ARGUMENTS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")

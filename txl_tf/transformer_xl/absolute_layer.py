@@ -15,7 +15,7 @@ from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.position_schemes import scheme_of
-from txl_tf.transformer_xl.attention import SegmentAttention, attention_parts
+from txl_tf.transformer_xl.attention import SegmentAttention, memory_and_weights
 from txl_tf.transformer_xl.layer import TransformerXLLayer
 
 
@@ -36,7 +36,7 @@ def multihead_attn(
         `[batch, tgt_len, d_model]`.
     """
     scheme = scheme_of(positions)
-    memory, weights = attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, content_mask)
+    memory, weights = memory_and_weights(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, content_mask)
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 

@@ -23,6 +23,7 @@ from txl_tf.equations import (
     causal,
     normalized,
     project_distances,
+    score_scale,
 )
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
@@ -96,33 +97,34 @@ def rel_multihead_attn(
         `[B, T, E]`.
     """
     n_head = r_w_bias.shape[0]
-    distances = (r, r_w_bias, r_r_bias, r_kernel)
-    memory, weights = attention_parts(
-        w, attn_mask, mems, qkv_kernel, o_kernel, n_head, Relative(), content_mask, distances=distances
+    relative = (r, r_w_bias, r_r_bias, r_kernel)
+    memory, weights = memory_and_weights(
+        w, attn_mask, mems, qkv_kernel, o_kernel, n_head, Relative(), content_mask, relative=relative
     )
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 
-def attention_parts(
-    w: Tensor, attn_mask: Tensor | None, mems: Tensor | None, qkv_kernel: Tensor, o_kernel: Tensor, n_head: int,
-    scheme: Any, content_mask: Tensor | None = None, zeros: Zeros | None = None, distances: Any = None,
+def memory_and_weights(
+    h: Tensor, attn_mask: Tensor | None, mems: Tensor | None, qkv_kernel: Tensor, o_kernel: Tensor, n_head: int,
+    scheme: Any, content_mask: Tensor | None = None, zeros: Zeros | None = None, relative: Any = None,
 ) -> tuple[HiddenStates, Attention]:  # fmt: skip
     """The arguments `memory` and `w` of `txl_tf.equations.attention`.
 
     Args: as in `multihead_attn`, and
+        h: `[B, T, E]`, the segment: `w` of `multihead_attn`.
         scheme: a `Positions`.
         zeros: the result of `SegmentAttention.zeros`. It may be `None` if no key counts as zeros.
-        distances: `(r, r_w_bias, r_r_bias, r_kernel)` of `rel_multihead_attn`; `None`: the scheme is not relative.
+        relative: `(r, r_w_bias, r_r_bias, r_kernel)` of `rel_multihead_attn`; `None`: the scheme is not relative.
     """
-    tgt_len = shape_of(w)[1]
+    tgt_len = shape_of(h)[1]
     mem_len = 0 if mems is None else shape_of(mems)[1]
     visible: Any = causal(tgt_len, mem_len) if attn_mask is None else seen(attn_mask)
     if len(visible.shape) == 4:  # a mask of heads, [B, H, T, K]
         visible = tf.transpose(visible, SWAP_BATCH_AND_HEADS)
-    content = None if content_mask is None else tf.cast(content_mask, w.dtype)
+    content = None if content_mask is None else tf.cast(content_mask, h.dtype)
     r = u = v = None
-    if distances is not None:
-        r, u, v, r_kernel = distances
+    if relative is not None:
+        r, u, v, r_kernel = relative
         r = project_distances(r, r_kernel, n_head)  # [H, K, D]
         u = u[:, None, None]
         v = v[:, None, None]
@@ -137,8 +139,8 @@ def attention_parts(
     key_positions = OrderedKeyPositions(
         klen=mem_len + tgt_len, visible=visible, r=r, first=tgt_len, content=content, zero_value=zero_value
     )
-    scale = (o_kernel.shape[0] // n_head) ** -0.5
-    weights = Attention(qkv_kernel, o_kernel, n_head, scale, scheme, u, v, zeros)
+    scale = score_scale(o_kernel.shape[0] // n_head)
+    weights = Attention(qkv=qkv_kernel, o=o_kernel, n_head=n_head, scale=scale, positions=scheme, u=u, v=v, zeros=zeros)
     return HiddenStates(mems, key_positions), weights
 
 
@@ -229,39 +231,39 @@ class SegmentAttention(LowRank, Attending, Layer):
 
     def attend_segment(
         self, w: Tensor, attn_mask: Any, mems: Any, content_mask: Tensor | None, training: bool | None,
-        dropout_key: Tensor | None, *distances: Tensor,
+        dropout_key: Tensor | None, *r_u_v: Tensor,
     ) -> Tensor:  # fmt: skip
         """Checks the arguments of a call and computes its result: `[batch, tgt_len, d_model]`.
 
         Args:
             w, attn_mask, mems, content_mask, training, dropout_key: of the call, see `RelMultiHeadAttn`. In inference,
-                `mems` may be a `Memory`. It knows masks and positions, so `attn_mask` and `distances` must be the same
+                `mems` may be a `Memory`. It knows masks and positions, so `attn_mask` and `r_u_v` must be the same
                 object.
-            *distances: `r`, `r_w_bias` and `r_r_bias` of the call, if it has them.
+            *r_u_v: `r`, `r_w_bias` and `r_r_bias` of the call, if it has them.
         """
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         if isinstance(mems, Memory):
-            mems.check(self, w, *distances, attn_mask)
+            mems.check(self, w, *r_u_v, attn_mask)
             memory = mems
             weights = mems.weights_of_attention()
         else:
-            visible, mems = self.segment_of(w, attn_mask, mems, *distances)
+            visible, mems = self.segment_of(w, attn_mask, mems, *r_u_v)
             content_mask = _checked_content_mask(content_mask, w, mems)
             keys = shape_of(mems)[1] + shape_of(w)[1]
             if distances and not isinstance(keys, int):
                 distances = (checked_shape("r", distances[0], {"0": 1, "keys": keys}), *distances[1:])
             kernels = [self.kernel("qkv_kernel"), self.kernel("o_kernel")]
             w, mems, qkv_kernel, o_kernel = self.in_compute_dtype(w, mems, *kernels)
-            memory, weights = attention_parts(
+            memory, weights = memory_and_weights(
                 w, visible, self.memory_of(mems), qkv_kernel, o_kernel, self.n_head, self.scheme, content_mask,
                 zeros=None if content_mask is None else self.zeros(qkv_kernel),
-                distances=self.in_compute_dtype(*distances, self.r_kernel) if distances else None,
+                relative=self.in_compute_dtype(*r_u_v, self.r_kernel) if r_u_v else None,
             )  # fmt: skip
         drop_probs = Drop(self.dropatt, dropatt_key)
         drop_output = Drop(self.dropout, output_key)
         return attention_block(w, memory, weights, norm_of(self.layer_norm), drop_probs, drop_output, self.pre_lnorm)
 
-    def segment_of(self, w: Tensor, attn_mask: Any, mems: Tensor | None, *distances: Tensor) -> tuple[Any, Any]:
+    def segment_of(self, w: Tensor, attn_mask: Any, mems: Tensor | None, *r_u_v: Tensor) -> tuple[Any, Any]:
         """Checks the arguments of a call, see `attend_segment`. Makes its mask and, if `mems` is `None`, empty memory.
 
         Returns:
@@ -278,7 +280,7 @@ class SegmentAttention(LowRank, Attending, Layer):
         mlen = shape_of(mems)[1]
         sizes["keys"] = mlen + qlen if isinstance(mlen + qlen, int) else None
         shapes = {"r": "float 1 keys d_model", "r_w_bias": "float n_head d_head", "r_r_bias": "float n_head d_head"}
-        check_tensors(sizes, **{name: (x, shapes[name]) for name, x in zip(shapes, distances, strict=False)})
+        check_tensors(sizes, **{name: (x, shapes[name]) for name, x in zip(shapes, r_u_v, strict=False)})
         if attn_mask is None:
             visible = causal(qlen, mlen)
         else:

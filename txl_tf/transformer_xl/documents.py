@@ -37,7 +37,7 @@ class Mask(NamedTuple):
     starts: Tensor | None = None  # int32 [B, T], see `document_starts`; `None` without documents
     last: Tensor | None = None  # int32 [B, 1], see `last_start`; `None` without documents
 
-    def around(self, mem: Tensor) -> tuple[Any, ...]:
+    def layer_arguments(self, mem: Tensor) -> tuple[Any, ...]:
         """The arguments of a layer's call from `attn_mask` on: `(attn_mask, mem)`, or `(attn_mask, mem, content)`."""
         return (self.attn_mask, mem) if self.content is None else (self.attn_mask, mem, self.content)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.equations import Zeros, project_distances
+from txl_tf.equations import Zeros, project_distances, score_scale
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.threads import at_the_same_time
 from txl_tf.kernels.watching import current_record
@@ -28,22 +28,25 @@ FEW_ROWS = 4
 class LayerWeights(NamedTuple):
     """Weights of a layer in the dtype in which they are used."""
 
-    # The kernels of queries (times D**-0.5), keys and values, [E, H * D] each. Two cores compute such products of one
-    # token sooner than one product of all three.
+    # The kernels of queries (times `score_scale(D)`), keys and values, [E, H * D] each. Two cores compute such products
+    # of one token sooner than one product of all three.
     qkv: tuple[Tensor, Tensor, Tensor]
     o: Tensor  # [H * D, E]
     ff: tuple[Tensor, ...]  # kernels and biases of the feed-forward net; empty if the net is of another class
     # Only relative attention has these:
-    r_w_bias: Tensor | None = None  # [H, 1, D], u times D**-0.5
-    r_r_bias: Tensor | None = None  # [H, 1, D], v times D**-0.5
+    scaled_u: Tensor | None = None  # [H, 1, D], u times `score_scale(D)`
+    scaled_v: Tensor | None = None  # [H, 1, D], v times `score_scale(D)`
     # [H, any, D], projected sinusoids in the order in which attention takes them. With `zeros` and a scheme that turns
     # keys, the key of the zeros, turned for every distance.
     position_keys: Tensor | None = None
     zeros: Zeros | tuple[()] = ()  # only with pre_lnorm; empty instead of `None`, for `tf.nest.flatten`
 
 
-def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> LayerWeights:
-    """`LayerWeights` of a layer in `dtype`, with `position_weights`: `r_w_bias`, `r_r_bias` and `position_keys`.
+def layer_weights(
+    layer: Any, dtype: Any, scaled_u: Tensor | None = None, scaled_v: Tensor | None = None,
+    position_keys: Tensor | None = None,
+) -> LayerWeights:  # fmt: skip
+    """`LayerWeights` of a layer in `dtype`. See there for the weights that are not the layer's own.
 
     Raises:
         NotCacheable: the keys and values of the layer's attention are not products of the hidden states.
@@ -54,12 +57,12 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> L
         raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")
     qkv_kernel: Any = tf.convert_to_tensor(attn.kernel("qkv_kernel"))
     q_kernel, k_kernel, v_kernel = tf.split(qkv_kernel, 3, 1)
-    qkv: Any = tuple(tf.cast(kernel, dtype) for kernel in (q_kernel * attn.d_head**-0.5, k_kernel, v_kernel))
+    qkv: Any = tuple(tf.cast(kernel, dtype) for kernel in (q_kernel * score_scale(attn.d_head), k_kernel, v_kernel))
     o_kernel = tf.cast(attn.kernel("o_kernel"), dtype)
     ff_weights = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
     ff_weights = tuple(tf.cast(weight, dtype) for weight in ff_weights)
     zeros = attn.zeros(tf.cast(qkv_kernel, dtype), o_kernel)
-    return LayerWeights(qkv, o_kernel, ff_weights, *position_weights, zeros=zeros or ())
+    return LayerWeights(qkv, o_kernel, ff_weights, scaled_u, scaled_v, position_keys, zeros or ())
 
 
 def weights_of_layers(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
@@ -72,10 +75,14 @@ def weights_of_layers(network: Any, position_keys: Sequence[Tensor]) -> tuple[La
     dtype = network.compute_dtype
     weights: list[LayerWeights] = []
     for i, layer in enumerate(network.decoder_layers):
-        biases: list[Any] = [None, None]
+        scaled_u: Any = None
+        scaled_v: Any = None
         if network.r_w_bias is not None:
-            biases = [tf.cast(bias[:, None] * network.d_head**-0.5, dtype) for bias in network.biases(i)]
-        weights.append(layer_weights(layer, dtype, *biases, position_keys[i] if position_keys else None))
+            scaled_u, scaled_v = [
+                tf.cast(bias[:, None] * score_scale(network.d_head), dtype) for bias in network.biases(i)
+            ]
+        of_layer = position_keys[i] if position_keys else None
+        weights.append(layer_weights(layer, dtype, scaled_u, scaled_v, of_layer))
     return tuple(weights)
 
 

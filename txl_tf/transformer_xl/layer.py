@@ -12,8 +12,8 @@ from txl_tf.nn.base import Layer
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.nn.lora import low_rank_parts
 from txl_tf.nn.ops import for_weights_of_layer
-from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
-from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS, owner_of
+from txl_tf.nn.parts import checked_config, choosing, chosen_class, owner_of, registered_classes
+from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.transformer_xl.attention import RelMultiHeadAttn
 
 

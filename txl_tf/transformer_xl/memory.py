@@ -77,19 +77,19 @@ class Memory(CachedMemory):
         self.used = False
         self.input: Any = None
 
-    def check(self, attention: Any, w: Tensor, *arguments: Any) -> None:
+    def check(self, attention: Any, segment: Tensor, *arguments: Any) -> None:
         """Called by an attention. Raises NotCacheable unless its arguments are those that the network gave the layer.
 
         It also raises this error if a user has overridden a method of the attention that only hidden states need.
 
         Args:
             attention: the layer that calls this method.
-            w: the segment, `[B, T, E]`.
+            segment: the segment of its call, `[B, T, E]`.
             *arguments: the other arguments of its call that are about positions, masks and memory.
         """
         if attention is not getattr(self.layer, "rel_attn", None):
             raise NotCacheable(f"the memory of {self.layer.name} is for its rel_attn, not for {attention.name}")
-        if w is not self.input:
+        if segment is not self.input:
             raise NotCacheable(f"{attention.name} of {self.layer.name} does not read the layer's input")
         if not all(argument is self for argument in arguments):
             raise NotCacheable(f"{self.layer.name} gives its attention other positions, or another mask or memory")
@@ -104,7 +104,10 @@ class Memory(CachedMemory):
         """The weights of the layer's attention. They contain the scale already, so `scale` is 1."""
         w = self.weights
         attention = self.layer.rel_attn
-        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, w.r_w_bias, w.r_r_bias, w.zeros or None)
+        return Attention(
+            qkv=w.qkv, o=w.o, n_head=attention.n_head, scale=1.0, positions=attention.scheme, u=w.scaled_u,
+            v=w.scaled_v, zeros=w.zeros or None,
+        )  # fmt: skip
 
     def project(self, h: Tensor, w: Attention) -> Any:
         """Queries, keys and values of the segment, `[B, H, T, D]` each."""
@@ -129,7 +132,7 @@ class Memory(CachedMemory):
     def call_layer(self, h: Tensor) -> Any:
         """Calls the layer with this memory. Returns its output for the input `h`, `[B, T, E]`."""
         self.input = h
-        n_arguments = 2 if self.weights.r_w_bias is None else 5  # attn_mask, mems; and r, r_w_bias, r_r_bias
+        n_arguments = 2 if self.weights.scaled_u is None else 5  # attn_mask, mems; and r, r_w_bias, r_r_bias
         args, kwargs = memories_by_name(self.layer, (h, *[self] * n_arguments), {})
         return self.layer(*args, **kwargs)
 

@@ -486,7 +486,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             refuse_own_mems(self)
             reset_token = self.reset_token if are_ids else None
             mask = document_mask(mask.attn_mask, tokens, reset_token, self.same_length, lengths, done)
-        arguments = [(*self.scheme.of_layer(self, i, pos_emb), *mask.around(mem)) for i, mem in enumerate(mems)]
+        arguments = [
+            (*self.scheme.of_layer(self, i, pos_emb), *mask.layer_arguments(mem)) for i, mem in enumerate(mems)
+        ]
         return hidden, arguments, mask
 
     def embed(

@@ -39,5 +39,5 @@ def score_terms(
 def terms_of(record: AttentionRecord, r_w_bias: Tensor, r_r_bias: Tensor, number: int = 0) -> tuple[Any, Any, Any, Any]:
     """The `score_terms` of one of the attentions that were watched: `number` counts them from 0 on."""
     q, k, key_positions = record.parts[number]
-    scale = r_w_bias.shape[1] ** -0.5
+    scale = equations.score_scale(r_w_bias.shape[1])
     return equations.score_terms(q, k, key_positions, r_w_bias, r_r_bias, scale)

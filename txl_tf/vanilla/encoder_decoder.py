@@ -180,12 +180,12 @@ class EncoderLayer(_TransformerLayer):
         visible = seen_of_masks(
             sizes, mask, attention_mask=attention_mask, forbidden=forbidden, use_causal_mask=use_causal_mask
         )
-        keys = split(self.key_of_call(x, training, dropout_key), 4)
+        dropatt_key, attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 4)
         (x,) = self.in_compute_dtype(x)
         x, weights = self._residual(
-            x, self.layernorm1, lambda y: attention_of(self.mha, y, y, y, visible, keys[0]), keys[1]
+            x, self.layernorm1, lambda y: attention_of(self.mha, y, y, y, visible, dropatt_key), attention_key
         )
-        x = self._feed_forward(x, self.layernorm2, *keys[2:])
+        x = self._feed_forward(x, self.layernorm2, inner_key, output_key)
         return (x, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else x
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
@@ -263,14 +263,17 @@ class DecoderLayer(_TransformerLayer):
             cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, mask_name="padding_mask")
             x, enc_output = self.in_compute_dtype(x, enc_output)
             dropout_key = self.key_of_call(x, training, dropout_key)
-        keys = split(dropout_key, 6)
+        dropatt_key1, attention_key1, dropatt_key2, attention_key2, inner_key, output_key = split(dropout_key, 6)
         x, own_weights = self._residual(
-            x, self.layernorm1, lambda y: attention_of(self.mha1, y, y, y, own, keys[0]), keys[1]
+            x, self.layernorm1, lambda y: attention_of(self.mha1, y, y, y, own, dropatt_key1), attention_key1
         )
         x, cross_weights = self._residual(
-            x, self.layernorm2, lambda y: attention_of(self.mha2, enc_output, enc_output, y, cross, keys[2]), keys[3]
+            x,
+            self.layernorm2,
+            lambda y: attention_of(self.mha2, enc_output, enc_output, y, cross, dropatt_key2),
+            attention_key2,
         )
-        x = self._feed_forward(x, self.layernorm3, *keys[4:])
+        x = self._feed_forward(x, self.layernorm3, inner_key, output_key)
         if not return_attention_scores:
             return x
         return x, *(tf.transpose(weights, SWAP_BATCH_AND_HEADS) for weights in (own_weights, cross_weights))

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from txl_tf.config import one_of
 from txl_tf.config.checks import is_integer
+from txl_tf.equations import score_scale
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import add_bias, head_matmul, join_heads, project
 from txl_tf.kernels.attending import attention_probs
@@ -83,7 +84,7 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
         return _ScaledDotProductAttention(dtype=dtype)(q, k, v, mask)
     visible = None if mask is None else seen(mask)
     # The kernels take heads as the first axis: here one.
-    probs = attention_probs(q[None], k[None], visible=visible, scale=q.shape[-1] ** -0.5)
+    probs = attention_probs(q[None], k[None], visible=visible, scale=score_scale(q.shape[-1]))
     return head_matmul(probs, v[None])[0], probs[0]
 
 
@@ -330,7 +331,7 @@ class MultiHeadAttention(Layer):
         Returns:
             `(output, weights)`: `[B, T, E]`, and the weights before dropout, `[H, B, T, K]`.
         """
-        probs = attention_probs(q, k, visible=visible, scale=self.depth**-0.5)
+        probs = attention_probs(q, k, visible=visible, scale=score_scale(self.depth))
         vectors = join_heads(head_matmul(dropout(probs, self.rate, dropout_key, row_axis=1), v))
         batch, length, _ = shape_of(vectors)
         kernel, bias = self.in_compute_dtype(*self.dense.weights)

@@ -34,17 +34,17 @@ from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, compiled_method
-from txl_tf.training.resumable import Mean, Resumable
+from txl_tf.training.memoryless_model import Mean, MemorylessModel
 from txl_tf.training.weighting import checked_weights, weights_of_labels
 from txl_tf.vanilla import generation
 from txl_tf.vanilla.embeddings import Embeddings, NoPositions, PositionalEncoding, PositionEmbedding
 from txl_tf.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
 from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 
-# `{kind of attention: the name of its weights in Transformer.forward}`, where {} is the number of the layer
 # `{pos_embed: the layer that adds positions to embeddings}`
 _ADDED_POSITIONS = {"sin": PositionalEncoding, "learned": PositionEmbedding, "rotary": NoPositions}
 
+# `{kind of attention: the name of its weights in Transformer.forward}`, where {} is the number of the layer
 ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
 
 _FULL_TARGET = "int [batch, target] of a start and what follows it"  # what `y` must be without `target_in`, for errors
@@ -170,7 +170,7 @@ class TargetSoFar(CachedMemory):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
+class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
     """The encoder-decoder Transformer.
 
     Args:

@@ -32,8 +32,7 @@ from txl_tf.errors import ParameterError, brief, visible
 from txl_tf.language.language_model import LanguageModel, TransformerXLLM
 from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.nn.position_schemes import checked_scheme
-from txl_tf.runs.callbacks import step_of
-from txl_tf.runs.checkpoints import Resumed
+from txl_tf.runs.checkpoints import Resumed, step_of
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.families.original_names import original_names
 from txl_tf.runs.families.pipeline import LanguagePipeline
@@ -340,7 +339,7 @@ class LanguageModelRun(Run):
         if self.final.sliding_window:
             by_segments = lm.evaluate(self.validation(), verbose=0, return_dict=True)
         self.record_validation(by_segments)
-        if self.training.sample_tokens and self.checkpoints.write:
+        if self.training.sample_tokens and self.checkpoints.writes:
             self.sample()
         return {split: measured["loss"] for split, measured in results.items()}
 

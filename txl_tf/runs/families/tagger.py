@@ -55,7 +55,7 @@ class TaggerRun(EpochRun):
     remedy = "Choose another folder to train on these sentences"
 
     @property
-    def validated(self) -> tuple[str, ...]:
+    def validation_metrics(self) -> tuple[str, ...]:
         return _SCORES if self.model_config.scheme is None else _OF_SINGLE_TOKENS
 
     @property
@@ -256,7 +256,7 @@ class TaggerRun(EpochRun):
     def _evaluate(self, split: str, what: str) -> dict[str, float]:
         """Evaluates the current weights on a split, and logs the results. The log calls the weights `what`."""
         measured = self.evaluate(split)
-        results = {name: measured[name] for name in ("loss", *self.validated)}
+        results = {name: measured[name] for name in ("loss", *self.validation_metrics)}
         logger.info("%s, %s: %s", split, what, self.as_text(results, ""))
         return results
 

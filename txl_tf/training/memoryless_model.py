@@ -21,6 +21,7 @@ from txl_tf.config.checks import is_integer
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.nn.parts import is_overridden
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training.among_workers import OWN_BATCHES, AmongWorkers
 from txl_tf.training.compiled_metrics import (
@@ -34,7 +35,7 @@ from txl_tf.training.compiled_metrics import (
 )
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
-from txl_tf.training.keras_arguments import by_name, check_switches, is_overridden, refuse, refuse_hooks
+from txl_tf.training.keras_arguments import by_name, check_switches, refuse, refuse_hooks
 from txl_tf.training.trained_model import SUMS, MethodLock, apply_gradients
 from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 
@@ -62,7 +63,7 @@ class OnEveryReplica(MixedIntoMetric):
 
 
 class Mean(OnEveryReplica, keras.metrics.Mean):
-    """`keras.metrics.Mean` for sums over all replicas, see `Resumable.over_replicas`."""
+    """`keras.metrics.Mean` for sums over all replicas, see `MemorylessModel.over_replicas`."""
 
 
 @dataclasses.dataclass
@@ -78,7 +79,7 @@ class _CompiledStep:
     uses_class_weights: bool = False
 
 
-class Resumable(AmongWorkers):
+class MemorylessModel(AmongWorkers):
     """Mixin for Keras models without memory between batches. The base of models with memory is `MemoryModel`.
 
     A subclass may override the methods that Keras allows to override: `train_step`, `test_step`, `predict_step`,
@@ -701,14 +702,14 @@ class Resumable(AmongWorkers):
 
 
 class _Watch(keras.callbacks.Callback):
-    """Checks the data and overridden methods, while `fit`, `evaluate` or `predict` of a `Resumable` runs.
+    """Checks the data and overridden methods, while `fit`, `evaluate` or `predict` of a `MemorylessModel` runs.
 
     At the end of an epoch, an evaluation or a prediction, it checks that there was a batch. Before each batch, it
     checks that `reset_metrics` has reset the metrics of the library. From the second training batch on, and at the end
     of an epoch, it checks that the step has used the class weights.
     """
 
-    def __init__(self, watched: Resumable) -> None:
+    def __init__(self, watched: MemorylessModel) -> None:
         super().__init__()
         self.watched: Any = watched  # not `model`, which Keras sets
         self.evaluated = "x"  # the argument that has the batches of an evaluation
