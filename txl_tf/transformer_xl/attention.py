@@ -250,8 +250,8 @@ class SegmentAttention(LowRank, Attending, Layer):
             visible, mems = self.segment_of(w, attn_mask, mems, *r_u_v)
             content_mask = _checked_content_mask(content_mask, w, mems)
             keys = shape_of(mems)[1] + shape_of(w)[1]
-            if distances and not isinstance(keys, int):
-                distances = (checked_shape("r", distances[0], {"0": 1, "keys": keys}), *distances[1:])
+            if r_u_v and not isinstance(keys, int):
+                r_u_v = (checked_shape("r", r_u_v[0], {"0": 1, "keys": keys}), *r_u_v[1:])
             kernels = [self.kernel("qkv_kernel"), self.kernel("o_kernel")]
             w, mems, qkv_kernel, o_kernel = self.in_compute_dtype(w, mems, *kernels)
             memory, weights = memory_and_weights(
