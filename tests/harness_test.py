@@ -91,9 +91,23 @@ def test_generated_texts_end_before_their_stop_strings(model):
         [request("abc", {"until": [stop, ""], "max_gen_toks": 20}), request("abc", {"until": []})]
     )
     assert found[0] == whole[: whole.index(stop)] and found[1][:20] == whole
-    for name in ("num_beams", "max_length"):
+    for name in ("num_beams", "max_length", "until"):
         with raises_parameter(name, 3):
             model.generate_until([request("abc", {name: 3})])
+    for options in ({"max_gen_toks": 0}, {"max_gen_toks": 2.5}, {"max_new_tokens": "7"}, {"do_sample": "no"}):
+        with raises_parameter(*next(iter(options.items()))):
+            model.generate_until([request("abc", options)])
+    with raises_parameter("max_new_tokens", 9):
+        model.generate_until([request("abc", {"max_gen_toks": 3, "max_new_tokens": 9})])
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": False, "temperature": 0.7, "top_k": 3}], ids=str)
+def test_the_repetition_penalty_of_a_task_counts_without_sampling(model, options):
+    found = model.generate_until([request("abc", {"max_gen_toks": 20, "repetition_penalty": 5.0, **options})])[0]
+    ids = model.vocab.encode("abc")[None]
+    tokens = model.lm.generate(ids, max_new_tokens=20, temperature=0.0, repetition_penalty=5.0).numpy()
+    assert found == model.vocab.decode(tokens[0, 3:])
+    assert found != model.generate_until([request("abc", {"max_gen_toks": 20})])[0]
 
 
 @pytest.fixture

@@ -798,6 +798,24 @@ def test_what_is_frozen_after_steps_is_frozen_in_a_saved_model_and_the_optimizer
             np.testing.assert_array_equal(found, expected)
 
 
+def test_averages_of_weights_are_theirs_after_some_were_frozen(small_lm, small_batches):
+    def frozen(optimizer):
+        lm = small_lm(n_layer=3)
+        lm.compile(optimizer, run_eagerly=True)
+        fit(lm, dataset_of(*small_batches()))
+        lm.network.decoder_layers[0].trainable = False
+        lm.softmax.trainable = False
+        return lm
+
+    lm = frozen(txl_tf.make_optimizer(1e-4, optimizer="sgd", momentum=0.0, ema=0.5))
+    before = weights_of(lm)
+    fit(lm, dataset_of(*small_batches()))
+    assert_weights_equal(weights_of(lm), before, atol=1e-2)
+    lm = frozen(keras.optimizers.SGD(1e-4, use_ema=True))  # its averages are paired with weights by position
+    with raises_parameter("trainable"):
+        fit(lm, dataset_of(*small_batches()))
+
+
 @pytest.mark.slow
 def test_saved_model_loads_without_warning_scores_the_same_and_goes_on_training(small_lm, small_batches, tmp_path):
     lm = small_lm(n_layer=1, cutoffs=[8], div_val=2, untie_r=True, proj_share_all_but_first=True, dropout=0.1)

@@ -261,10 +261,21 @@ def test_a_linear_schedule_warms_up_for_fewer_steps_than_there_are(warmup_steps)
         assert float(LinearSchedule(2.0, warmup_steps, 8, constant=True)(20)) == 2.0
 
 
-@pytest.mark.parametrize("name", ["d_model", "warmup_steps"])
-def test_the_numbers_of_noam_are_positive(name):
-    with raises_parameter(name, 0, "positive"):
-        NoamSchedule(**{"d_model": 4, "warmup_steps": 3, name: 0})
+@pytest.mark.parametrize(
+    "schedule, good, name, bad",
+    [
+        (NoamSchedule, {"d_model": 4, "warmup_steps": 3}, "d_model", 0),
+        (NoamSchedule, {"d_model": 4, "warmup_steps": 3}, "warmup_steps", 2.5),
+        (NoamSchedule, {"d_model": 4}, "scale", -1.0),
+        (LinearSchedule, {"learning_rate": 1.0, "warmup_steps": 1, "train_steps": 3}, "learning_rate", "1"),
+        (LinearSchedule, {"learning_rate": 1.0, "warmup_steps": 1, "train_steps": 3}, "train_steps", 2.5),
+        (make_schedule, {"warmup_steps": 0, "train_steps": 3, "min_lr_ratio": 0.1}, "learning_rate", -1.0),
+        (make_schedule, {"learning_rate": 1.0, "warmup_steps": 0, "train_steps": 3}, "min_lr_ratio", 2.0),
+    ],
+)
+def test_numbers_of_schedules_are_in_their_range(schedule, good, name, bad):
+    with raises_parameter(name, bad):
+        schedule(**{**good, name: bad})
 
 
 def test_gradients_without_weights_need_an_optimizer_that_knows_them():
@@ -319,6 +330,17 @@ def test_an_update_is_that_of_keras_with_decay_averages_constraints_and_scales(o
         found.append([*weights, optimizer.iterations])
     for weight, expected in zip(*found, strict=True):
         np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-5)
+
+
+def test_averages_belong_to_their_weights_after_some_were_frozen():
+    weights = [keras.Variable([number]) for number in (1.0, 10.0, 100.0)]
+    optimizer = SGD(1.0, use_ema=True, ema_momentum=0.5)
+    optimizer.build(weights)
+    optimizer.apply([tf.ones([1])] * 3, weights)
+    optimizer.apply([tf.ones([1])] * 2, weights[1:])
+    assert [float(weight[0]) for weight in weights] == [0, 8, 98]
+    optimizer.finalize_variable_values(weights[1:])  # the first update sets the averages to the weights, 9 and 99
+    assert [float(weight[0]) for weight in weights] == [0, 8.5, 98.5]
 
 
 def test_gradients_that_are_missing_or_of_other_weights_are_named():

@@ -33,6 +33,7 @@ from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.stopping import check_stops
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
+from txl_tf.schema import check_type
 
 SEGMENT = 512  # tokens
 # Options of a request for text, by their names in tasks: those that `TextGenerator` takes, and others.
@@ -207,26 +208,36 @@ class HarnessMethods:
         """Generates the text that follows each context. All have the same options, those of a task of the harness.
 
         The most likely token is always taken, unless `do_sample` is true, or `do_sample` is not given and the
-        `temperature` is above 0.
+        `temperature` is above 0. A `repetition_penalty` also counts then.
 
         Raises:
-            ParameterError: an option is unknown.
+            ParameterError: an option is unknown or has another type, or both names of the largest number of tokens are
+                given.
         """
         unknown = options.keys() - {*_SAMPLING, *_OTHER_OPTIONS}
         if unknown:
             name = sorted(unknown)[0]
             raise ParameterError(name, options[name], f"one of {', '.join((*_SAMPLING, *_OTHER_OPTIONS))}")
-        until = options.get("until") or []
-        until = [until] if isinstance(until, str) else list(until)
-        sampling: dict[str, Any] = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
-        if not options.get("do_sample", bool(sampling.get("temperature"))):
-            sampling = {"temperature": 0.0}
+        given = {name: value for name, value in options.items() if value is not None}
+        until = given.get("until", [])
+        check_type("until", until, str | Sequence[str])
+        until = [until] if isinstance(until, str) else until
+        sampling: dict[str, Any] = {name: given[name] for name in _SAMPLING if name in given}
+        do_sample = given.get("do_sample", bool(sampling.get("temperature")))
+        check_type("do_sample", do_sample, bool)
+        if not do_sample:
+            sampling = {"temperature": 0.0, "repetition_penalty": sampling.get("repetition_penalty", 1.0)}
         sampling["top_k"] = sampling.get("top_k") or None  # tasks write 0 for no limit
-        max_new_tokens = options.get("max_gen_toks") or options.get("max_new_tokens") or self.max_gen_toks
+        lengths = {name: given[name] for name in ("max_gen_toks", "max_new_tokens") if name in given}
+        for name, length in lengths.items():
+            check_integer(name, length, 1)
+        if len(lengths) == 2:
+            raise ParameterError("max_new_tokens", lengths["max_new_tokens"], "left out if max_gen_toks is given")
+        (max_new_tokens,) = lengths.values() or (self.max_gen_toks,)
         generator = TextGenerator(
             self.lm,
             self.vocab,
-            int(max_new_tokens),
+            max_new_tokens,
             stop_strings=self._spelled(until),
             batch_size=self.batch_size,
             segment=None if self.lm.has_window else self.segment,

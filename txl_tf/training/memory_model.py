@@ -254,6 +254,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             refuse("fit", kwargs)
             self.check_steps("steps_per_epoch", kwargs["steps_per_epoch"])
             self._ready_to_train("fit")
+            self.check_averages()
             start = functools.partial(self._on_replicas, self.initial_mems)
             self.loop = LoopState(self._log_names(), batches, start(batches.rows), start)
             epochs = self._epochs(batches, kwargs["steps_per_epoch"])

@@ -205,6 +205,7 @@ class MemorylessModel(AmongWorkers):
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         _check_data("fit", kwargs)
         self.build_optimizer()
+        self.check_averages()
         with self._running_alone("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             self._check_arrays("train_step", kwargs.get("x"), kwargs.get("y"))
             held_out = kwargs.get("validation_split") or 0.0

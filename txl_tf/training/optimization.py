@@ -310,6 +310,20 @@ class ClipAfterAverage(MixedIntoOptimizer):
             is_due = (iterations + 1) % self.ema_overwrite_frequency == 0
             keras.ops.cond(is_due, lambda: self.finalize_variable_values(self.slots.weights), lambda: None)
 
+    def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
+        """Keras's method: sets weights to their moving averages, if there are any.
+
+        Keras pairs weights and averages by position, which is wrong if some weights were frozen after `build`.
+        """
+
+        def assign(strategy: Any, weights: Iterable[keras.Variable]) -> None:
+            for weight in weights:
+                average = self.slots.of(weight, "average").value
+                strategy.extended.update(weight.value, lambda x, new: x.assign(new), args=(average,), group=False)
+
+        if self.use_ema:
+            _on_all_replicas(lambda strategy, _: assign(strategy, var_list), ())
+
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Keras's method. Also stores the exclusions for `_decays`."""
         super().exclude_from_weight_decay(var_list, var_names)

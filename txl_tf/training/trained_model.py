@@ -19,7 +19,7 @@ from txl_tf.nn.bases import MixedIntoModel
 from txl_tf.nn.frozen import freeze, frozen_in
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.optimization import count_of_batches
+from txl_tf.training.optimization import ClipAfterAverage, count_of_batches
 
 # Key in a checkpoint: the sums of the current interval of steps. Further sums are in "window:...". The first versions
 # called an interval a window, and their checkpoints must stay readable.
@@ -169,6 +169,20 @@ class TrainedModel(Unquantized, MixedIntoModel):
                 optimizer.build(weights)
             places = {id(weight): i for i, weight in enumerate(self.weights)}
             self.__dict__["_optimized"] = (optimizer, [places[id(weight)] for weight in weights])
+
+    def check_averages(self) -> None:
+        """Raises ParameterError if an optimizer of Keras would set weights to the moving averages of other weights.
+
+        At the end of `fit`, it pairs the trainable weights with its averages by position. So after some weights were
+        frozen, the pairs are wrong. Optimizers of the library do not depend on positions.
+        """
+        optimizer, places = vars(self).get("_optimized", (None, []))  # see `build_optimizer`
+        inner = self.inner_optimizer
+        if optimizer is not self.optimizer or not inner.use_ema or isinstance(inner, ClipAfterAverage):
+            return
+        if [id(self.weights[i]) for i in places] != [id(weight) for weight in self.trainable_variables]:
+            allowed = "as it was when the optimizer was built, because it averages weights: compile again, or use "
+            raise ParameterError("trainable", None, f"{allowed}txl_tf.make_optimizer(ema=...)")
 
     def check_weights(self) -> None:
         """Raises ParameterError if trainable weights are float16 or bfloat16, which lose small updates.
