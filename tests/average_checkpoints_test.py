@@ -110,6 +110,12 @@ def test_the_sum_is_not_rounded(run):
     np.testing.assert_array_equal(bias, np.full(bias.shape, np.float32(1 / 3)))
 
 
+def test_a_checkpoint_has_a_name(small_lm, tmp_path):
+    for path in ("", f"{tmp_path}/"):
+        with raises_parameter("path", path):
+            txl_tf.save_tf1_checkpoint(small_lm(), path)
+
+
 def test_checkpoints_of_other_runs_and_of_the_original_count_too(run, small_lm, tmp_path):
     folder, weights = run
     other = small_lm(seed=9, cutoffs=[5, 12], div_val=2)

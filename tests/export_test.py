@@ -861,6 +861,11 @@ def test_a_session_of_three_requests_is_one_long_text(small_lm, text, eager):
     np.testing.assert_allclose(np.concatenate(nll, 1), lm.score(text[:, :-1], text[:, 1:])[0], rtol=1e-5)
 
 
+def test_warmup_is_true_or_false(small_lm, tmp_path):
+    with raises_parameter("warmup", "no"):
+        export_saved_model(small_lm(n_layer=1), tmp_path / "1", warmup="no")
+
+
 def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_path, monkeypatch):
     exporting(monkeypatch, "initial_state", "score")
     lm, (tokens, labels) = small_lm(n_layer=1, mem_len=0, untie_r=True), small_batches(1)

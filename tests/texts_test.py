@@ -291,6 +291,20 @@ def test_the_papers_datasets_have_the_originals_tokens(tmp_path, options):
         corpus.build_corpus("wt2", tmp_path, **options)
 
 
+def test_a_folder_that_was_prepared_with_another_field_or_vocabulary_is_refused(tmp_path):
+    texts = [{"a": f"first {i}", "b": f"second {i}"} for i in range(30)]
+    txl_tf.prepare(texts, tmp_path / "fields", text_field="a", level="char")
+    with raises_parameter("text_field", "b"):
+        txl_tf.prepare(texts, tmp_path / "fields", text_field="b", level="char")
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("<eos>\n<unk>\n</s>\nxx\nyy\n" + name)
+    options = {"level": "word", "vocab_path": tmp_path / "one"}
+    made = txl_tf.prepare(["xx yy"] * 30, tmp_path / "words", **options)
+    assert txl_tf.prepare(["xx yy"] * 30, tmp_path / "words", **options).vocab.symbols == made.vocab.symbols
+    with raises_parameter("vocab_path"):
+        txl_tf.prepare(["xx yy"] * 30, tmp_path / "words", level="word", vocab_path=tmp_path / "two")
+
+
 def test_the_prepared_folder_lies_outside_of_the_text(tmp_path):
     (tmp_path / "texts" / "old").mkdir(parents=True)
     write_text(tmp_path / "texts" / "a.txt", "a b c d e f " * 9)

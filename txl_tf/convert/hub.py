@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from txl_tf.calls import known_names
+from txl_tf.calls import checked_call
 from txl_tf.convert.original import tf1_to_run
 from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.convert.pytorch_source import CONFIG_FILE
@@ -356,12 +356,12 @@ SOURCES[ORIGINAL] = fetch_original
 # ----------------------------------------------------------------------------------------------------- push_to_hub
 
 
-@known_names
+@checked_call
 def push_to_hub(
     model_dir: str | os.PathLike,
     repository: str,
     *,
-    ckpt_path: str | None = None,
+    ckpt_path: str | os.PathLike | None = None,
     license: str | None = None,
     private: bool | None = None,
     token: str | None = None,

@@ -334,10 +334,13 @@ def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
         path: prefix of the checkpoint, such as `"model.ckpt-0"`, without `[`, `]` and backslash.
 
     Raises:
-        ParameterError: `path` has one of these characters, or the original program cannot compute a part of the model.
+        ParameterError: `path` has one of these characters or no last part, or the original program cannot compute a
+            part of the model.
         OSError: the checkpoint cannot be written.
     """
     path = os.fspath(path)
+    if not os.path.basename(path):
+        raise ParameterError("path", path, "the prefix of the new checkpoint, such as model.ckpt-0")
     check_no_pattern("path", absolute(path))
     check_original(lm)
     write_checkpoint(path, weights_by_name(lm))

@@ -27,7 +27,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.calls import known_names
+from txl_tf.calls import check_true_or_false, known_names
 from txl_tf.config import WEIGHT_TYPES, one_of
 from txl_tf.config.checks import check_integer
 from txl_tf.data.subwords import SubwordVocab, vocab_file
@@ -114,6 +114,8 @@ def export_saved_model(
         "search": search,
         "suppress_tokens": suppress_tokens,
     }
+    if warmup is not None:
+        check_true_or_false(warmup=warmup)
     make = _checked_factory(lm, os.fspath(directory), vocab, options, weights, max_tokens, max_rows)
     _write(make, os.fspath(directory), warmup)
 

@@ -47,7 +47,7 @@ from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import open_tokens, read_header
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief, named, shortened
-from txl_tf.files import is_remote, remove
+from txl_tf.files import absolute, is_remote, remove
 
 _SPOOL = "texts.jsonl"  # temporary file of `prepare_texts`
 _QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second: `load_corpus` checks them by default
@@ -360,6 +360,10 @@ def prepare_texts(
     config = TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options)
     recipe = datasets.make_recipe(_with_raw_text_of(data_dir, config))
     recipe.spooled = True
+    if text_field != TEXT_FIELD:
+        recipe.options["text_field"] = text_field
+    if config.vocab_path is not None:
+        recipe.options["vocab_path"] = absolute(config.vocab_path)
     _check_shards(recipe, shard_tokens)
     if _is_prepared(data_dir, recipe, shard_tokens):
         return load_corpus(data_dir)
