@@ -127,7 +127,7 @@ class TenerAttn(Attending, Layer):
         attn_type: "adatrans" is direction-aware. "transformer", for comparison, is the attention of the vanilla
             Transformer: it has no relative positions, and projects its output.
         scale: whether to divide the scores by `sqrt(d_head)`. In the paper, results are better without.
-        key_position_term: see `tener_position_scores`. It is for "adatrans".
+        key_position_term: see `tener_position_scores`.
         dropatt: dropout rate of the attention probabilities.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
@@ -142,7 +142,7 @@ class TenerAttn(Attending, Layer):
 
     Raises:
         ParameterError: `d_model` is not a multiple of `n_head`; the width of a head is odd or below 4, with "adatrans";
-            `key_position_term` is false with "transformer"; or a tensor or the mask has another shape.
+            or a tensor or the mask has another shape.
 
     Reference:
         Yan et al. 2019, section 3.3.
@@ -160,8 +160,6 @@ class TenerAttn(Attending, Layer):
         check_heads(d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
         one_of(ATTN_TYPES)("attn_type", attn_type)
-        if attn_type == "transformer" and not key_position_term:
-            raise ParameterError("key_position_term", key_position_term, "left out with attn_type='transformer'")
         if attn_type == "adatrans" and (d_model // n_head % 2 or d_model // n_head < 4):
             raise ParameterError("d_model", d_model, f"n_head={n_head} times an even number from 4 on")
         self.score_scale = score_scale(d_model // n_head) if scale else 1.0
