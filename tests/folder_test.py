@@ -184,6 +184,17 @@ def test_a_checkpoint_of_the_original_is_found_too(small_lm, run_dir):
         folder.check_new()
 
 
+def test_the_latest_checkpoint_of_another_program_is_not_replaced_by_an_older_one(small_lm, run_dir):
+    txl_tf.save_tf1_checkpoint(small_lm(), run_dir / "model.ckpt-3")
+    paths = [str(run_dir / f"model.ckpt-{step}") for step in (3, 4)]
+    (run_dir / "checkpoint").write_text(
+        f'model_checkpoint_path: "{paths[1]}"\n' + "".join(f'all_model_checkpoint_paths: "{path}"\n' for path in paths)
+    )
+    with raises_parameter("model_dir", str(run_dir)):
+        RunFolder(run_dir).find_checkpoint("latest")
+    assert RunFolder(run_dir).find_checkpoint("model.ckpt-3") == paths[0]
+
+
 def test_a_run_of_another_configuration_names_every_change(made):
     folder, _ = made
     config = folder.read_config()

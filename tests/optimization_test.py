@@ -265,10 +265,10 @@ def test_a_linear_schedule_warms_up_for_fewer_steps_than_there_are(warmup_steps)
     "schedule, good, name, bad",
     [
         (NoamSchedule, {"d_model": 4, "warmup_steps": 3}, "d_model", 0),
-        (NoamSchedule, {"d_model": 4, "warmup_steps": 3}, "warmup_steps", 2.5),
+        (NoamSchedule, {"d_model": 4, "warmup_steps": 3}, "warmup_steps", "3"),
         (NoamSchedule, {"d_model": 4}, "scale", -1.0),
         (LinearSchedule, {"learning_rate": 1.0, "warmup_steps": 1, "train_steps": 3}, "learning_rate", "1"),
-        (LinearSchedule, {"learning_rate": 1.0, "warmup_steps": 1, "train_steps": 3}, "train_steps", 2.5),
+        (LinearSchedule, {"learning_rate": 1.0, "warmup_steps": 1, "train_steps": 3}, "train_steps", -1),
         (make_schedule, {"warmup_steps": 0, "train_steps": 3, "min_lr_ratio": 0.1}, "learning_rate", -1.0),
         (make_schedule, {"learning_rate": 1.0, "warmup_steps": 0, "train_steps": 3}, "min_lr_ratio", 2.0),
     ],
@@ -341,6 +341,18 @@ def test_averages_belong_to_their_weights_after_some_were_frozen():
     assert [float(weight[0]) for weight in weights] == [0, 8, 98]
     optimizer.finalize_variable_values(weights[1:])  # the first update sets the averages to the weights, 9 and 99
     assert [float(weight[0]) for weight in weights] == [0, 8.5, 98.5]
+
+
+def test_averages_are_set_on_every_replica(two_replicas):
+    with two_replicas.scope():
+        weights = [keras.Variable([number]) for number in (1.0, 10.0, 100.0)]
+        optimizer = SGD(1.0, use_ema=True, ema_momentum=0.5)
+        optimizer.build(weights)
+    for updated in (weights, weights[1:]):
+        two_replicas.run(lambda updated=updated: optimizer.apply([tf.fill([1], 0.5)] * len(updated), updated))
+    optimizer.finalize_variable_values(weights[1:])
+    for weight, expected in zip(weights, [0, 8.5, 98.5], strict=True):
+        assert [float(value[0]) for value in weight.value.values] == [expected] * 2
 
 
 def test_gradients_that_are_missing_or_of_other_weights_are_named():

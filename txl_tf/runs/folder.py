@@ -310,14 +310,18 @@ class RunFolder(CheckpointFolder):
             return best["path"] if best else self.find_checkpoint("latest")
         ckpt_path = os.fspath(ckpt_path)
         if ckpt_path == "latest":
-            if not self.checkpoints():
-                message = f"model_dir {named(self)} contains no checkpoint"
-                if not tf.io.gfile.isdir(self.path):
-                    message += ": the folder does not exist"
-                elif missing := self._named_checkpoints()[-1:]:
-                    message += f": its file `checkpoint` names {missing[0]}, but {missing[0]}.index does not exist"
-                raise ParameterError("model_dir", self.path, "a folder with a checkpoint", message)
-            return self.checkpoints()[-1]
+            if self.steps():
+                return self.checkpoint(self.steps()[-1])
+            message = f"model_dir {named(self)} contains no checkpoint"
+            if not tf.io.gfile.isdir(self.path):
+                message += ": the folder does not exist"
+            for path in self._named_checkpoints()[-1:]:  # of another program
+                if tf.io.gfile.exists(f"{path}.index"):
+                    return path
+                message = (
+                    f"model_dir {named(self)}: its file `checkpoint` names {path}, but {path}.index does not exist"
+                )
+            raise ParameterError("model_dir", self.path, "a folder with a checkpoint", message)
         if ckpt_path == "best":
             best = self.find_best()
             if best is None:

@@ -364,7 +364,7 @@ class CRF(Layer):
         array = as_array(name, value, allowed)
         if array.shape != (self.n_tag + 2, self.n_tag + 2):
             raise ParameterError(name, value, allowed, f"{name} must be {allowed}, got {list(array.shape)}")
-        other = array if array.dtype.kind not in "biuf" else array[(array != 0) & (array != 1)]
+        other = array if array.dtype.kind in "SU" else array[(array != 0) & (array != 1)]
         if other.size:
             raise ParameterError(
                 name, value, allowed, f"{name} must be {allowed}, got {brief(other.reshape(-1).tolist()[0])}"

@@ -315,14 +315,9 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
         Keras pairs weights and averages by position, which is wrong if some weights were frozen after `build`.
         """
-
-        def assign(strategy: Any, weights: Iterable[keras.Variable]) -> None:
-            for weight in weights:
-                average = self.slots.of(weight, "average").value
-                strategy.extended.update(weight.value, lambda x, new: x.assign(new), args=(average,), group=False)
-
         if self.use_ema:
-            _on_all_replicas(lambda strategy, _: assign(strategy, var_list), ())
+            for weight in var_list:
+                weight.assign(self.slots.of(weight, "average"))
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Keras's method. Also stores the exclusions for `_decays`."""

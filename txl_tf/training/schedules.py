@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import OptimizerConfig, at_least
-from txl_tf.config.checks import POSITIVE, SHARE, is_integer
+from txl_tf.config.checks import NOT_NEGATIVE, POSITIVE, SHARE, is_integer
 from txl_tf.errors import ParameterError
 from txl_tf.nn.arguments import arguments_of, stored
 
@@ -32,7 +32,8 @@ def make_schedule(
     Raises:
         ParameterError: a number is out of its range, see `OptimizerConfig` and `check_warmup`.
     """
-    POSITIVE("learning_rate", learning_rate)
+    if not tf.is_tensor(learning_rate):
+        POSITIVE("learning_rate", learning_rate)
     SHARE("min_lr_ratio", min_lr_ratio)
     check_warmup(warmup_steps, train_steps)
     decay = {"decay_steps": train_steps - warmup_steps, "alpha": min_lr_ratio}
@@ -51,7 +52,7 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Vaswani et al. 2017, section 5.3.
 
     Raises:
-        ParameterError: `d_model` or `warmup_steps` is no positive integer, or `scale` is not positive.
+        ParameterError: a number is not positive.
     """
 
     d_model: int
@@ -61,9 +62,8 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
     @stored
     def __init__(self, d_model: int, warmup_steps: int = 4000, scale: float = 1.0) -> None:
         super().__init__()
-        at_least(1)("d_model", d_model)
-        at_least(1)("warmup_steps", warmup_steps)
-        POSITIVE("scale", scale)
+        for name, value in (("d_model", d_model), ("warmup_steps", warmup_steps), ("scale", scale)):
+            POSITIVE(name, value)
 
     def __call__(self, step: Any) -> tf.Tensor:
         step = tf.cast(step, tf.float32)
@@ -82,8 +82,8 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     warmup_steps`.
 
     Raises:
-        ParameterError: `learning_rate` is not positive, a number of steps is no integer or is negative, or
-            `warmup_steps` is, unless `constant`, not less than `train_steps`.
+        ParameterError: `learning_rate` is not positive, a number of steps is negative, or `warmup_steps` is, unless
+            `constant`, not less than `train_steps`.
     """
 
     learning_rate: float
@@ -95,8 +95,8 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, learning_rate: float, warmup_steps: int, train_steps: int, constant: bool = False) -> None:
         super().__init__()
         POSITIVE("learning_rate", learning_rate)
-        at_least(0)("warmup_steps", warmup_steps)
-        at_least(0)("train_steps", train_steps)
+        NOT_NEGATIVE("warmup_steps", warmup_steps)
+        NOT_NEGATIVE("train_steps", train_steps)
         if not (constant or warmup_steps < train_steps):
             raise ParameterError("warmup_steps", warmup_steps, f"less than train_steps={train_steps}")
 

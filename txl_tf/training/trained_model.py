@@ -180,9 +180,15 @@ class TrainedModel(Unquantized, MixedIntoModel):
         inner = self.inner_optimizer
         if optimizer is not self.optimizer or not inner.use_ema or isinstance(inner, ClipAfterAverage):
             return
-        if [id(self.weights[i]) for i in places] != [id(weight) for weight in self.trainable_variables]:
-            allowed = "as it was when the optimizer was built, because it averages weights: compile again, or use "
-            raise ParameterError("trainable", None, f"{allowed}txl_tf.make_optimizer(ema=...)")
+        averaged = [self.weights[i] for i in places]
+        frozen = [weight.path for weight in averaged if not weight.trainable]
+        if [*map(id, averaged)] != [*map(id, self.trainable_variables)]:
+            message = (
+                "trainable must stay as it was when the optimizer was built, because it averages weights, but "
+                f"{frozen[0] if frozen else 'a weight'} has changed: compile again, or use "
+                "txl_tf.make_optimizer(ema=...)"
+            )
+            raise ParameterError("trainable", frozen, "as it was when the optimizer was built", message)
 
     def check_weights(self) -> None:
         """Raises ParameterError if trainable weights are float16 or bfloat16, which lose small updates.

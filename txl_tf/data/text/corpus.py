@@ -360,7 +360,7 @@ def prepare_texts(
     config = TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options)
     recipe = datasets.make_recipe(_with_raw_text_of(data_dir, config))
     recipe.spooled = True
-    if text_field != TEXT_FIELD:
+    if texts is not None and text_field != TEXT_FIELD:
         recipe.options["text_field"] = text_field
     if config.vocab_path is not None:
         recipe.options["vocab_path"] = absolute(config.vocab_path)
@@ -467,7 +467,7 @@ def _checked_ids(split: str, array: Any) -> np.ndarray:
 
 
 def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bool) -> None:
-    """Writes texts to a new local file, as JSON lines with the field `TEXT_FIELD`.
+    """Writes texts to a new local file, as JSON lines with the field `text_field`.
 
     Args:
         path: path of the file.
@@ -487,7 +487,7 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
                     raise
                 skipped.append(str(error))
                 continue
-            json.dump({TEXT_FIELD: text}, file, ensure_ascii=False)
+            json.dump({text_field: text}, file, ensure_ascii=False)
             file.write("\n")
     encoding.log_skipped(len(skipped), skipped[0] if skipped else None)
     if not os.path.getsize(path):
