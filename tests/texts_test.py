@@ -291,6 +291,14 @@ def test_the_papers_datasets_have_the_originals_tokens(tmp_path, options):
         corpus.build_corpus("wt2", tmp_path, **options)
 
 
+def test_wrong_workers_and_folders_are_named(tmp_path):
+    with raises_parameter("workers", 2):
+        txl_tf.prepare(["some words"] * 30, tmp_path / "new", workers=2)
+    for folder in ("", "/", 3):
+        with raises_parameter("data_dir", folder):
+            txl_tf.prepare(["some words"] * 30, folder)
+
+
 def test_a_folder_that_was_prepared_with_another_field_or_vocabulary_is_refused(tmp_path):
     texts = [{"a": f"first {i}", "b": f"second {i}"} for i in range(30)]
     txl_tf.prepare(texts, tmp_path / "fields", text_field="a", level="char")

@@ -176,9 +176,11 @@ class TrainedModel(Unquantized, MixedIntoModel):
         At the end of `fit`, it pairs the trainable weights with its averages by position. So after some weights were
         frozen, the pairs are wrong. Optimizers of the library do not depend on positions.
         """
-        optimizer, places = vars(self).get("_optimized", (None, []))  # see `build_optimizer`
         inner = self.inner_optimizer
-        if optimizer is not self.optimizer or not inner.use_ema or isinstance(inner, ClipAfterAverage):
+        if inner is None or not inner.use_ema or isinstance(inner, ClipAfterAverage):
+            return
+        optimizer, places = vars(self).get("_optimized", (None, []))  # see `build_optimizer`
+        if optimizer is not self.optimizer:
             return
         averaged = [self.weights[i] for i in places]
         frozen = [weight.path for weight in averaged if not weight.trainable]

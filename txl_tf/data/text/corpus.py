@@ -349,7 +349,7 @@ def prepare_texts(
             elements. The error names the number of the element, from 1. Or as `prepare`.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
-    if not isinstance(data_dir, (str, os.PathLike)):
+    if not isinstance(data_dir, (str, os.PathLike)) or not os.fspath(data_dir).strip("/"):
         raise ParameterError("data_dir", data_dir, "the path of a folder")
     if texts is not None and not isinstance(texts, Iterable):
         raise ParameterError("texts", texts, "an iterable of texts")

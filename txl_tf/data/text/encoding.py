@@ -72,7 +72,13 @@ Counts = list[tuple[Portion, Counted]]  # in the order of the text
 
 
 def _portions(recipe: Recipe, paths: list[str], workers: Any) -> list[Portion]:
-    """Returns the portions into which `workers` cuts the files. Python's manual is one portion."""
+    """Returns the portions into which `workers` cuts the files. Python's manual is one portion.
+
+    Raises:
+        ParameterError: `workers` cannot do this work.
+    """
+    if not hasattr(workers, "portions"):
+        raise ParameterError("workers", workers, "left out, or the workers of a cluster, see data/text/portions.py")
     return [[FilePart(path) for path in paths]] if recipe.dataset == "pydoc" else workers.portions(paths)
 
 
