@@ -289,7 +289,7 @@ class TextTagger:
 
 
 def check_encoder(tagger: Tagger, encoder: SentenceEncoder) -> None:
-    """Raises ParameterError unless the encoder has the ids and the words that the network of the tagger reads."""
+    """Raises ParameterError if the network of the tagger cannot read the ids or the words of the encoder."""
     network: Any = tagger.network
     if not tagger.reads_sentences:
         allowed = "a Tagger of Tener, Flat, BiLSTM or another SentenceNetwork, which reads the ids of an encoder"
@@ -297,13 +297,11 @@ def check_encoder(tagger: Tagger, encoder: SentenceEncoder) -> None:
         raise ParameterError("tagger", tagger, allowed, message)
     if len(encoder.vocab) > network.n_token:
         raise ParameterError("encoder.vocab", len(encoder.vocab), f"at most n_token={network.n_token} symbols")
-    n_bigrams = len(encoder.bigram_vocab) if encoder.bigram_vocab else 0
-    if n_bigrams > network.n_bigram or bool(n_bigrams) != bool(network.n_bigram):
-        allowed = f"a vocabulary of at most n_bigram={network.n_bigram} symbols" if network.n_bigram else "None"
-        raise ParameterError("encoder.bigram_vocab", n_bigrams or None, f"{allowed} for this network")
-    if (encoder.lexicon is not None) != tagger.reads_lattice:
-        allowed = "a Lexicon, maybe without words" if tagger.reads_lattice else "None"
-        raise ParameterError("encoder.lexicon", encoder.lexicon, f"{allowed} for {type(network).__name__}")
+    if encoder.bigram_vocab and len(encoder.bigram_vocab) > network.n_bigram:
+        allowed = f"at most n_bigram={network.n_bigram} symbols" if network.n_bigram else "None for this network"
+        raise ParameterError("encoder.bigram_vocab", len(encoder.bigram_vocab), allowed)
+    if encoder.lexicon is not None and not tagger.reads_lattice:
+        raise ParameterError("encoder.lexicon", encoder.lexicon, f"None for {type(network).__name__}")
 
 
 def checked_sentences(sentences: Any, token_level: str) -> list[Sequence[str]]:
