@@ -218,9 +218,9 @@ class CheckedCalls(MixedIntoLayer):
     def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras's method: the call of a layer that was made in a `keras.RematScope`.
 
-        TensorFlow, which computes the call again for the gradients, takes arguments by name for constants, and does not
-        pass on the masks of tensors. So all floating-point tensors get a position, and their masks back. A dropout key
-        is drawn before, so that both computations use the same.
+        TensorFlow computes the call again for the gradients. It treats arguments that are given by name as constants,
+        and drops the masks of tensors. So this method gives all floating-point tensors by position, and gives them
+        their masks back. It draws the dropout key of the layer once, for both computations.
         """
         parameters = inspect.signature(self.call).parameters
         if isinstance(self, Dropping) and "dropout_key" in parameters:

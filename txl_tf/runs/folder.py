@@ -315,12 +315,12 @@ class RunFolder(CheckpointFolder):
             message = f"model_dir {named(self)} contains no checkpoint"
             if not tf.io.gfile.isdir(self.path):
                 message += ": the folder does not exist"
-            for path in self._named_checkpoints()[-1:]:  # of another program
-                if tf.io.gfile.exists(f"{path}.index"):
-                    return path
-                message = (
-                    f"model_dir {named(self)}: its file `checkpoint` names {path}, but {path}.index does not exist"
-                )
+            of_others = self._named_checkpoints()
+            if of_others and tf.io.gfile.exists(f"{of_others[-1]}.index"):
+                return of_others[-1]
+            if of_others:
+                missing = f"its file `checkpoint` names {of_others[-1]}, but {of_others[-1]}.index does not exist"
+                message = f"model_dir {named(self)}: {missing}"
             raise ParameterError("model_dir", self.path, "a folder with a checkpoint", message)
         if ckpt_path == "best":
             best = self.find_best()

@@ -339,11 +339,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
     def check_shapes(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError unless the tags `y`, if there are any, have the length of the inputs `x`.
 
-        It also checks the numbers of a mask.
+        A mask among the inputs is checked as a whole, other inputs by their first row.
         """
-        if isinstance(x, dict) and not self.reads_sentences:
-            as_bool("inputs['mask']", _mask_in(x))
-        mask = self._mask_of(keras.tree.map_structure(lambda array: array[:1], x))
+        has_mask = isinstance(x, dict) and not self.reads_sentences
+        mask = self._mask_of(x if has_mask else keras.tree.map_structure(lambda array: array[:1], x))
         if y is not None:
             check_tensors({"time": mask.shape[1]}, tags=(y, "number batch time"))
 

@@ -183,8 +183,8 @@ class TrainedModel(Unquantized, MixedIntoModel):
         if optimizer is not self.optimizer:
             return
         averaged = [self.weights[i] for i in places]
-        frozen = [weight.path for weight in averaged if not weight.trainable]
         if [*map(id, averaged)] != [*map(id, self.trainable_variables)]:
+            frozen = [weight.path for weight in averaged if not weight.trainable]
             message = (
                 "trainable must stay as it was when the optimizer was built, because it averages weights, but "
                 f"{frozen[0] if frozen else 'a weight'} has changed: compile again, or use "

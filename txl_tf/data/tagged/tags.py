@@ -195,17 +195,19 @@ def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.
 
     Args:
         labels: labels of one scheme, which they show: see `detect_scheme`.
-        scheme: with "none", the result is `None`: every transition is allowed. Or a scheme of the labels.
+        scheme: `None` is the scheme that `detect_scheme` finds. With "none", the result is `None`: every transition is
+            allowed. Another scheme must have all tags of the labels.
 
     Raises:
-        ParameterError: the labels have no common scheme, or are not of `scheme`.
+        ParameterError: the labels have no common scheme, or `scheme` does not have all of them.
     """
     if scheme == NONE:
         return None
     n = len(labels)
     parts = [*map(split_tag, labels), _OUTSIDE]
     detected = detect_scheme(labels)
-    fitting = [name for name, prefixes in SCHEMES.items() if {prefix for prefix, _ in parts} <= {"O", *prefixes}]
+    prefixes = {prefix for prefix, _ in parts}
+    fitting = [name for name in SCHEMES if prefixes <= {"O", *SCHEMES[name]}]
     if scheme is not None and scheme not in fitting:
         raise ParameterError("scheme", scheme, f"None, {NONE} or a scheme of the labels, {' or '.join(fitting)}")
     scheme = scheme or detected
