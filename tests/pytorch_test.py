@@ -274,6 +274,17 @@ def test_old_configurations_of_hugging_face(case, tmp_path):
     assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
 
 
+def test_a_configuration_of_hugging_face_leaves_out_its_own_defaults(case, tmp_path):
+    """`TransfoXLConfig` has same_length=True and clamp_len=1000."""
+    left_out = dict.fromkeys(("mem_len", "clamp_len", "same_length", "dropout", "dropatt"))
+    lm, path = case("hf", {**WIDE, "same_length": True, "clamp_len": 1000}, **left_out)
+    found, _, _ = opened(tmp_path, path, mem_len=6)
+    network = found.network
+    assert (network.mem_len, network.clamp_len, network.same_length) == (5, 1000, True)
+    assert (network.dropout, network.dropatt) == (0.1, 0.0)
+    assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
+
+
 # --------------------------------------------------------------------------------------------------- what is refused
 
 

@@ -1077,8 +1077,30 @@ def test_fractions_are_no_ids_and_no_tags():
     with raises_parameter("tags", allowed="whole numbers"):
         tagger.nll({"chars": chars}, tags + 0.5)
     tagger.compile("sgd")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="tags must be whole"):
+    with raises_parameter("tags", allowed="whole numbers"):
         tagger.evaluate({"chars": chars}, tags + 0.5, verbose=0)
+    dataset = tf.data.Dataset.from_tensors(({"chars": chars}, tags + 0.5))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tags must be whole"):
+        tagger.evaluate(dataset, verbose=0)
+
+
+def test_wrong_ids_in_any_row_of_arrays_have_a_name_before_the_first_step():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
+    tagger.compile("sgd")
+    chars, tags = ids(LENGTHS), random_tags()
+    weights = [variable.numpy() for variable in tagger.weights]
+    for outside in (-1, SETTINGS["n_token"]):
+        wrong = chars.copy()
+        wrong[-1, 0] = outside
+        with raises_parameter("inputs['chars']"):
+            tagger.fit({"chars": wrong}, tags, batch_size=1, verbose=0)
+    for outside in (-100, len(LABELS)):
+        wrong = tags.copy()
+        wrong[-1, 0] = outside
+        with raises_parameter("tags"):
+            tagger.fit({"chars": chars}, wrong, batch_size=1, verbose=0)
+    for variable, before in zip(tagger.weights, weights, strict=True):
+        np.testing.assert_array_equal(variable, before)
 
 
 @pytest.mark.parametrize("make_inputs", [tener_inputs, flat_inputs])

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ANY, assert_regularized, mentions, raises_parameter, randomise
+from helpers import ANY, assert_regularized, mentions, raises_naming, raises_parameter, randomise
 
 import txl_tf
 from txl_tf.errors import ParameterError
@@ -319,8 +319,32 @@ def test_bad_batches_are_one_clear_error(stepping):
         stepping.model.fit((source, TARGETS), TARGETS[:, 1:], verbose=0)
     with raises_parameter("y"):
         stepping.model.train_on_batch(source, TARGETS[:, :1])
-    with pytest.raises(tf.errors.InvalidArgumentError):  # not wrapped to what int32 holds
+    with raises_parameter("y"):  # not wrapped to what int32 holds
         stepping.model.test_on_batch((source, TARGETS), TARGETS.astype("int64") + 2**32)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("outside", [-100, 9])
+def test_ids_outside_the_vocabulary_have_a_name(outside):
+    """In arrays before the first step, in datasets in the step that reads them, and in calls."""
+    model, (source, target) = make(num_layers=1), pairs()
+    model.compile("sgd")
+    wrong_source, wrong_target = (
+        np.where(np.arange(ids.size).reshape(ids.shape) == 3, outside, ids) for ids in pairs()
+    )
+    batches = [((wrong_source, target), "x"), ((source, wrong_target), "y")]
+    batches += [(((source, wrong_target[:, :-1]), target[:, 1:]), "x[1]")]
+    for batch, name in batches:
+        for method in (model.fit, model.evaluate):
+            with raises_parameter(name):
+                method(*batch, verbose=0)
+        with raises_naming(tf.errors.InvalidArgumentError, name, 8, outside) as caught:
+            model.evaluate(tf.data.Dataset.from_tensors(batch), verbose=0)
+        assert "node" not in str(caught.value)
+    with raises_parameter("inputs[0]"):
+        model((wrong_source, target))
+    with raises_parameter("x[1]"):
+        model.predict((source, wrong_target), verbose=0)
 
 
 @pytest.mark.ci

@@ -2,8 +2,8 @@
 
 The shapes of the tensors define most arguments of the model. They are compared with the arguments that the files
 contain. The other arguments (mem_len, same_length, clamp_len, pre_lnorm, the epsilon of layer norm) come from the files
-or from the caller, and the rates of dropout from the files. Without either, they get default values; only mem_len is
-required.
+or from the caller, and the rates of dropout from the files. Without either, they get default values: those of
+Hugging Face for its checkpoints (`HF_DEFAULTS`), else our own. Only mem_len is required.
 
 "Clusters" are all parts of the adaptive softmax. Cluster 0 has the most frequent words, and one entry for each later
 cluster. The weights of these entries are `cluster_W` and `cluster_b`.
@@ -29,13 +29,14 @@ import tensorflow as tf
 from txl_tf.config import ModelConfig, check_bins
 from txl_tf.convert.original import count_scopes, div_vals
 from txl_tf.convert.pickles import FileError, shown
-from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source, checked
+from txl_tf.convert.pytorch_source import HF_DEFAULTS, HUGGING_FACE, NORM_EPSILON, NVIDIA, Source, checked
 from txl_tf.convert.tensors import Tensor
 from txl_tf.errors import ParameterError, UnknownArgumentError
 from txl_tf.runs.weights import is_finite
 
 # The names of sources of arguments, in `ModelMapping.origins` and in messages. Other sources are files.
 TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
+OF_HUGGING_FACE = "nobody, so the defaults of Hugging Face's TransfoXLConfig"
 # Arguments that only the shapes of the tensors decide.
 SHAPES = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
 # A model may have at most MAX_COPIES times as many numbers as the file. It may have more numbers than the file, because
@@ -186,7 +187,9 @@ class ModelMapping:
                 raise ParameterError(wrong[0], values[wrong[0]], [from_shapes[wrong[0]]], message)
 
     def _setting(self, name: str, default: Any) -> Any:
-        """Returns the value of an argument in a file, else the given value, else `default`. Adds it to `origins`.
+        """Returns the value of an argument in a file, else the given value, else a default. Adds it to `origins`.
+
+        The default is `default`, or for a checkpoint of Hugging Face the one in `HF_DEFAULTS`.
 
         Raises:
             ParameterError: the file and the caller give different values.
@@ -200,6 +203,8 @@ class ModelMapping:
             value, who = in_file, self.source.settings_from
         elif given is not None:
             value, who = given, COMMAND
+        elif self.source.kind == HUGGING_FACE and name in HF_DEFAULTS:
+            value, who = HF_DEFAULTS[name], OF_HUGGING_FACE
         else:
             value, who = default, NOBODY
         self.origins.setdefault(who, []).append(name)

@@ -25,6 +25,8 @@ HF_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.
 OTHER_FILES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "state_dict.pt")
 CONFIG_FILE = "config.json"
 NORM_EPSILON = 1e-5  # PyTorch's default
+# The values that Hugging Face's TransfoXLConfig gives to settings that a config.json leaves out.
+HF_DEFAULTS = {"clamp_len": 1000, "same_length": True, "dropout": 0.1, "dropatt": 0.0}
 
 MAX_CONFIG = 1_000_000  # bytes of a config.json, which has about a thousand
 

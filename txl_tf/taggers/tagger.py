@@ -37,7 +37,7 @@ from txl_tf.nn.masks import as_bool
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
-from txl_tf.taggers.crf import CRF
+from txl_tf.taggers.crf import CRF, checked_tags
 from txl_tf.taggers.tener import SentenceNetwork
 from txl_tf.training.keras_arguments import refuse_hooks
 from txl_tf.training.memoryless_model import Mean, MemorylessModel, OnEveryReplica
@@ -336,15 +336,19 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
         mask, tags = checked_sizes(inputs=(mask, "batch time"), tags=(tags, "batch time"))
         return emissions, mask, tags
 
-    def check_shapes(self, x: Any, y: Any = None) -> None:
-        """Raises ParameterError unless the tags `y`, if there are any, have the length of the inputs `x`.
+    def check_arrays(self, x: Any, y: Any = None) -> None:
+        """Raises ParameterError if an id of the inputs `x` is in no table, or if the tags `y` do not fit them.
 
-        A mask among the inputs is checked as a whole, other inputs by their first row.
+        If the inputs have no mask and are those of a user's network, only their first row is read, because they may be
+        large; then the tags of padding are not known, and no tag is checked.
         """
-        has_mask = isinstance(x, dict) and not self.reads_sentences
-        mask = self._mask_of(x if has_mask else keras.tree.map_structure(lambda array: array[:1], x))
-        if y is not None:
-            check_tensors({"time": mask.shape[1]}, tags=(y, "number batch time"))
+        reads_all = self.reads_sentences or isinstance(x, dict)
+        mask = self._mask_of(x if reads_all else keras.tree.map_structure(lambda array: array[:1], x))
+        if y is None:
+            return
+        check_tensors({"time": mask.shape[1]}, tags=(y, "number batch time"))
+        if reads_all and len(y) == len(mask):
+            checked_tags(y, mask, len(self.labels))
 
     def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and float `[B]`. See `CRF.decode`."""

@@ -355,19 +355,17 @@ class MemorylessModel(AmongWorkers):
             return scalars_as_floats(super().test_on_batch(x, y, sample_weight, return_dict))
 
     def _check_arrays(self, step: str, x: Any, y: Any = None) -> None:
-        """Calls `check_shapes` if `x` and `y` are arrays and the `step` is not a user's.
-
-        The graph of a step raises the same errors when it is traced. But after batches of several lengths, it is not
-        traced again for other lengths.
-        """
+        """Calls `check_arrays` if `x` and `y` are arrays and the `step` is not a user's."""
         arrays = [array for array in keras.tree.flatten((x, y)) if array is not None]
         if not is_overridden(self, step) and all(isinstance(array, np.ndarray | tf.Tensor) for array in arrays):
-            self.check_shapes(x, y)
+            self.check_arrays(x, y)
 
-    def check_shapes(self, x: Any, y: Any = None) -> None:
-        """Raises ParameterError if arrays have shapes that no step accepts. `y` may be `None`.
+    def check_arrays(self, x: Any, y: Any = None) -> None:
+        """Raises ParameterError if arrays have shapes or ids that no step accepts. `y` may be `None`.
 
-        A subclass may override it.
+        The graph of a step has the same checks, but it meets a wrong row only after many steps, XLA drops the checks of
+        ids, and after batches of several lengths, the graph is not traced again for other lengths. A subclass may
+        override this method.
         """
 
     def _reset_before_batch(self) -> None:

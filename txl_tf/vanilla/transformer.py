@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import TransformerConfig, one_of
@@ -31,6 +32,7 @@ from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import CachedMemory, CheckedCalls, KerasHabits, Layer, NotCacheable
 from txl_tf.nn.checks import as_ids, check_tensors, checked_length, checked_sizes, shown, tensor_error
 from txl_tf.nn.dropping import Dropping
+from txl_tf.nn.embedding import check_ids, checked_ids
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, compiled_method
@@ -338,8 +340,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         stacked = tf.stack(weights_of_layers)  # [layers, B, H, queries, keys]
         return at_least_float32(tf.transpose(stacked, [0, 2, 1, 3, 4]))
 
-    @staticmethod
-    def checked(inputs: Any) -> tuple[Tensor, Tensor]:
+    def checked(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Checks the inputs of a call. Returns `(source, target)` as int32."""
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
             got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else shown(inputs)
@@ -347,6 +348,9 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
         source, target = (as_ids(f"inputs[{i}]", ids, 2) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
+        if tf.executing_eagerly():  # in the graph of a step, `_batch` checks the ids
+            check_ids("inputs[0]", np.asarray(source), self.input_vocab_size)
+            check_ids("inputs[1]", np.asarray(target), self.target_vocab_size)
         return source, target
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
@@ -423,10 +427,12 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         whose input and labels are not one text, do not change.
         """
         x, y, sample_weight = self.unpacked(data)
-        y = as_ids("y", y, 2)
+        y = checked_ids("y", as_ids("y", y, 2), self.target_vocab_size)
         if isinstance(x, (tuple, list)):
             source, target = self.checked(x)
             self.check_shapes((source, target), y)
+            source = checked_ids("x[0]", source, self.input_vocab_size)
+            target = checked_ids("x[1]", target, self.target_vocab_size)
             target, y = checked_sizes(**{"x[1]": (target, "batch target"), "y": (y, "batch target")})
             labels = y
             full_target = tf.concat([target[:, :1], y], 1)
@@ -436,7 +442,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
                 has_labels = tf.debugging.Assert(tf.shape(y)[1] > 1, [f"y must be {_FULL_TARGET}, got", tf.shape(y)])
                 with tf.control_dependencies([has_labels]):
                     y = tf.identity(y)
-            source = x
+            source = checked_ids("x", as_ids("x", x, 2), self.input_vocab_size)
             full_target = y
             target = y[:, :-1]
             labels = y[:, 1:]
@@ -449,6 +455,15 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
                 sample_weight = tf.gather(sample_weight, tf.maximum(order[:, 1:] - 1, 0), batch_dims=1)
         target = tf.where(is_shifted, packed[:, :-1], target)
         return (source, target), packed[:, 1:], sample_weight
+
+    def check_arrays(self, x: Any, y: Any = None) -> None:
+        self.check_shapes(x, y)
+        source, *target = x if isinstance(x, (tuple, list)) else (x,)
+        ids_of = [("x[0]" if target else "x", source, self.input_vocab_size)]
+        ids_of += [("x[1]", ids, self.target_vocab_size) for ids in target]
+        ids_of += [] if y is None else [("y", y, self.target_vocab_size)]
+        for name, ids, n_token in ids_of:
+            check_ids(name, np.asarray(as_ids(name, ids)), n_token)
 
     def check_shapes(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if known lengths of `x` and `y` of a batch do not fit the model, or one another."""
