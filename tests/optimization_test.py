@@ -355,6 +355,28 @@ def test_averages_are_set_on_every_replica(two_replicas):
         assert [float(value[0]) for value in weight.value.values] == [expected] * 2
 
 
+def test_replicas_set_weights_to_their_averages_in_the_updates_that_are_due(two_replicas):
+    """The averages after the updates: 9, (9 + 8) / 2; then the weight goes on from 8.5: 7.5, (8.5 + 7.5) / 2."""
+    with two_replicas.scope():
+        weights = [keras.Variable([10.0])]
+        optimizer = SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
+        optimizer.build(weights)
+    found = []
+    for _ in range(3):
+        two_replicas.run(lambda: optimizer.apply([tf.fill([1], 0.5)], weights))
+        found.append([float(value[0]) for value in weights[0].value.values])
+    assert found == [[9.0] * 2, [8.5] * 2, [7.5] * 2]
+
+
+@pytest.mark.ci
+def test_an_optimizer_of_keras_cannot_set_the_weights_of_replicas_during_fit(two_replicas):
+    with two_replicas.scope():
+        model = txl_tf.Transformer(num_layers=1, d_model=8, num_heads=2, dff=8, input_vocab_size=5, target_vocab_size=5)
+        model.compile(keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2))
+    with raises_parameter("ema_overwrite_frequency"):
+        model.fit(np.ones([2, 3], np.int32), np.ones([2, 3], np.int32), verbose=0)
+
+
 def test_gradients_that_are_missing_or_of_other_weights_are_named():
     weights, optimizer = two_weights(), SGD(0.1)
     optimizer.build(weights)

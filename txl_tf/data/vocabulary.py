@@ -115,6 +115,8 @@ class Vocab:
         if level == "word" and any(len(symbol.split()) != 1 for symbol in special):
             message = f"special symbols must be words without white space, got {brief(special)}"
             raise ParameterError("special", special, "words without white space", message)
+        if self.min_freq < 0:
+            raise ParameterError("min_freq", self.min_freq, "0 or more")
         if self.max_size is not None and self.max_size < 1:
             raise ParameterError("max_size", self.max_size, "positive or None")
         if self.document is not None and (len(self.document) < 2 or len(self.document.split()) != 1):

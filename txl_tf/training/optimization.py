@@ -308,7 +308,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
             average.assign(momentum * average + (1 - momentum) * weight)
         if self.ema_overwrite_frequency:
             is_due = (iterations + 1) % self.ema_overwrite_frequency == 0
-            keras.ops.cond(is_due, lambda: self.finalize_variable_values(self.slots.weights), lambda: None)
+            for weight in self.slots.weights:  # without `cond`, in which replicas cannot assign
+                weight.assign(tf.where(is_due, self.slots.of(weight, "average"), weight))
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         """Keras's method: sets weights to their moving averages, if there are any.

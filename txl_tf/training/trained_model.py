@@ -171,14 +171,21 @@ class TrainedModel(Unquantized, MixedIntoModel):
             self.__dict__["_optimized"] = (optimizer, [places[id(weight)] for weight in weights])
 
     def check_averages(self) -> None:
-        """Raises ParameterError if an optimizer of Keras would set weights to the moving averages of other weights.
+        """Raises ParameterError if an optimizer of Keras cannot set the weights to their moving averages.
 
         At the end of `fit`, it pairs the trainable weights with its averages by position. So after some weights were
-        frozen, the pairs are wrong. Optimizers of the library do not depend on positions.
+        frozen, it would set weights to the averages of others. Replicas fail to set weights during `fit`. Optimizers of
+        the library have neither limit.
         """
         inner = self.inner_optimizer
         if inner is None or not inner.use_ema or isinstance(inner, ClipAfterAverage):
             return
+        if inner.ema_overwrite_frequency and self.distribute_strategy.num_replicas_in_sync > 1:
+            message = (
+                "ema_overwrite_frequency must be None for an optimizer of Keras and several replicas, got "
+                f"{inner.ema_overwrite_frequency}: Keras cannot set the weights of replicas during fit"
+            )
+            raise ParameterError("ema_overwrite_frequency", inner.ema_overwrite_frequency, [None], message)
         optimizer, places = vars(self).get("_optimized", (None, []))  # see `build_optimizer`
         if optimizer is not self.optimizer:
             return
