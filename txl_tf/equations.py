@@ -432,8 +432,9 @@ def new_memory(memory: Tensor | None, h: Tensor, mem_len: int) -> Tensor:
     """The last `mem_len` positions of memory and segment, without gradient (section 3.2, SG).
 
     Whoever changes this rule must also change its other forms: for rows that end with padding, `cache_mems` of
-    `transformer_xl/network.py`; for documents that have ended, `Mask.forget` of `transformer_xl/documents.py`; for a
-    ring of cached keys, which a segment overwrites, `_max_distance` of `transformer_xl/cache.py`.
+    `transformer_xl/network.py`; for shapes, `_new_mem_len` of its `TransformerXL`; for documents that have ended,
+    `Mask.forget` of `transformer_xl/documents.py`; for a ring of cached keys, which a segment overwrites,
+    `_max_distance` of `transformer_xl/cache.py`.
 
     Args:
         memory: `[B, any, E]`, or `None` if the segment alone is long enough.
