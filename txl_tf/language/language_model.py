@@ -431,12 +431,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     # The methods that compute the nll of labels, who calls them, and the memory before the segment:
     #
-    #     nll_of           all others, sessions, generation and served models      none: it computes from `outputs`
-    #     score            users, programs                                         `mems`, or the first memory
-    #     segment_nll      `fit`; `evaluation_nll` and `first_nll`, see there      `mems`, hidden states
-    #     evaluation_nll   `evaluate`, `Scorer` of tools/score.py                  `carried`, cached or hidden states
-    #     first_nll        `Scorer`, for texts of one segment                      the first memory
-    #     _last_nll        `sliding_window_nll`                                    the first memory
+    #     nll_of             all others, sessions, generation and served models    none: it computes from `outputs`
+    #     _nll_and_counted   `segment_nll`, `evaluation_nll`                       none: it calls `nll_of`, or with
+    #                                                                              static shapes `static_nll`
+    #     score              users, programs                                       `mems`, or the first memory
+    #     segment_nll        `fit`; `evaluation_nll` and `first_nll`, see there    `mems`, hidden states
+    #     evaluation_nll     `evaluate`, `Scorer` of tools/score.py                `carried`, cached or hidden states
+    #     first_nll          `Scorer`, for texts of one segment                    the first memory
+    #     _last_nll          `sliding_window_nll`                                  the first memory
 
     def segment_nll(
         self, tokens: Tensor, labels: Tensor, mems: Any, *, static_shapes: bool = False, bin_capacities: Any = None,
@@ -455,12 +457,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             **training: `training` and `dropout_key` of the network; and `done`, if the dataset has it.
 
         Returns:
-            `(nll, kept, new_mems)`: the nll in nats, `[batch, tgt_len]`; bool `[batch, tgt_len]`, true where a label
-            counts, or `None` if all labels count; and the memory for the next segment.
+            `(nll, is_counted, new_mems)`: the nll in nats, `[batch, tgt_len]`; bool `[batch, tgt_len]`, true where a
+            label counts, or `None` if all labels count; and the memory for the next segment.
         """
         outputs, new_mems = self.outputs(tokens, mems, static_shapes=static_shapes, **training)
         objective = self.training_objective() if training.get("training") else {}
-        return *self._nll(outputs, labels, static_shapes, bin_capacities, **objective), new_mems
+        return *self._nll_and_counted(outputs, labels, static_shapes, bin_capacities, **objective), new_mems
 
     def training_objective(self) -> dict[str, float]:
         """`label_smoothing` and `z_loss`, if they are not 0. They change the gradient of the nll, not its value.
@@ -647,7 +649,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def evaluation_nll(
         self, tokens: Tensor, labels: Tensor, carried: Any, done: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """The nll of a segment of an evaluation. Returns `(nll, kept, carried)`, see `segment_nll`.
+        """The nll of a segment of an evaluation. Returns `(nll, is_counted, carried)`, see `segment_nll`.
 
         Args:
             tokens, labels: see `segment_nll`.
@@ -664,9 +666,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
             call=self.outputs, done=done,
         )  # fmt: skip
-        return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
+        return *self._nll_and_counted(outputs, labels, self.static_shapes), (precomputed, state)
 
-    def _nll(
+    def _nll_and_counted(
         self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None, **objective: float
     ) -> tuple[Tensor, Tensor | None]:
         """The nll of labels from `outputs`, and bool where labels count, or `None` if all do; see `segment_nll`.
