@@ -42,7 +42,7 @@ from txl_tf.training.distribution import replica_tensors
 from txl_tf.training.memory_model import COMPILE_ARGUMENTS, MemoryModel
 from txl_tf.training.weighting import weights_of_labels
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
-from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
+from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, RingCache
 from txl_tf.transformer_xl.first_segment import first_segment
 from txl_tf.transformer_xl.inference import weights_of_layers, writable_copy
 from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL, refuse_own_mems
@@ -447,8 +447,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """Computes the nll of a segment.
 
         `fit` calls it. `evaluate` calls `evaluation_nll`, which calls it in two cases: if an evaluation does not read
-        from a cache, see `reads_from_cache`; or if you have overridden this method or `initial_mems`. If you have also
-        overridden `evaluation_nll`, `evaluate` calls only your `evaluation_nll`.
+        from a cache, see `evaluates_with_ring`; or if you have overridden this method or `initial_mems`. If you have
+        also overridden `evaluation_nll`, `evaluate` calls only your `evaluation_nll`.
 
         Args:
             tokens, labels: int `[batch, tgt_len]`, not checked. With static shapes, a negative label does not count.
@@ -609,8 +609,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.cached_by is not None and self.why_not_cached() is None
 
     @property
-    def reads_from_cache(self) -> bool:
-        """Whether an evaluation reads keys and values from a cache. Otherwise its memory is hidden states."""
+    def evaluates_with_ring(self) -> bool:
+        """Whether `evaluate` and `first_nll` read keys and values from a ring. A window is only for generation.
+
+        Otherwise, their memory is hidden states.
+        """
         return self.cached_by == "ring" and self.has_cache
 
     def decoding_cache(self, static_shapes: bool = False) -> Any:
@@ -621,14 +624,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     def _key_value_cache(self, static_shapes: bool = False) -> Any:
         """The cache of keys and values, without a check that every part of the model can be cached."""
-        return (WindowCache if self.has_window else MemoryCache)(self, static_shapes)
+        return (WindowCache if self.has_window else RingCache)(self, static_shapes)
 
     def first_nll(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The nll of the first segments of texts, which have no memory before them: `[batch, tgt_len]`, see `score`.
 
         Tokens and labels are not checked. Only the first token of a row may be `reset_token`.
         """
-        if self.reads_from_cache:
+        if self.evaluates_with_ring:
             return self.nll_of(first_segment(self.network, tokens, self.outputs), labels)
         return self.segment_nll(tokens, labels, self.initial_mems(shape_of(tokens)[0]))[0]
 
@@ -638,7 +641,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         The state is the memory as keys and values. With static shapes, `precomputed` contains no weights: XLA would
         copy them, and while a model is trained on a TPU, there may be no room for a copy.
         """
-        if not self.reads_from_cache:
+        if not self.evaluates_with_ring:
             return self.initial_mems(batch_size)
         if self.static_shapes:
             max_segment = whole_segments(self.network.mem_len, tgt_len)
