@@ -43,7 +43,7 @@ class TwoAhead(txl_tf.TransformerXLLM):
         self.second_head.build((None, None, self.network.d_model))
 
     def segment_nll(self, tokens, labels, mems, training=None, **options):
-        """Returns `(nll [batch, tgt_len], kept, new_mems)`. `kept` is `None` because all labels count."""
+        """Returns `(nll [batch, tgt_len], is_counted, new_mems)`. `is_counted` is `None`: all labels count."""
         hidden, new_mems = self.outputs(tokens, mems, training=training, **options)
         nll = self.nll_of(hidden, labels)  # [batch, tgt_len]
         if training:

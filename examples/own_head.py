@@ -42,7 +42,7 @@ class Kinds(txl_tf.TransformerXLLM):
         self.head.build((None, None, self.network.d_model))
 
     def segment_nll(self, tokens, labels, mems, **options):
-        """Returns `(nll [batch, tgt_len], kept, new_mems)`. `kept` is `None` because all labels count."""
+        """Returns `(nll [batch, tgt_len], is_counted, new_mems)`. `is_counted` is `None`: all labels count."""
         hidden, new_mems = self.outputs(tokens, mems, **options)
         nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.head(hidden))
         return nll, None, new_mems

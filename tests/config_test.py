@@ -546,10 +546,10 @@ def test_an_encoder_holds_the_values_of_its_group(network, group):
     assert {name: network(**given).get_config()[name] for name in group.names()} == given
 
 
-def test_the_machine_s_devices_are_the_arguments_of_make_strategy():
+def test_a_machine_has_the_arguments_of_make_strategy():
     taken = inspect.signature(make_strategy).parameters
     machine = MachineConfig(strategy="tpu", tpu="node", tpu_zone="zone", gcp_project="project", logical_cpus=3)
-    assert dict(zip(taken, machine.devices, strict=True)) == {name: getattr(machine, name) for name in taken}
+    assert machine.strategy_arguments == {name: getattr(machine, name) for name in taken}
 
 
 @pytest.mark.parametrize(

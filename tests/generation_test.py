@@ -17,7 +17,7 @@ from txl_tf.language.sampling import (
     uniform_draws,
 )
 from txl_tf.language.stopping import check_stops
-from txl_tf.transformer_xl.decoding_cache import MemoryCache
+from txl_tf.transformer_xl.decoding_cache import RingCache
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 LM = {**BINS, "n_layer": 1, "clamp_len": 3}
@@ -294,8 +294,8 @@ def test_values_of_options_do_not_trace_anew(small_lm, prompt, traced):
 @pytest.mark.slow
 def test_several_sequences_of_a_prompt_stand_next_to_each_other(lm, prompt, monkeypatch):
     """Each is what a call of its own would write, with the seed that is derived for it; a prompt is read once."""
-    read, read_prompt = [], MemoryCache.read_prompt
-    monkeypatch.setattr(MemoryCache, "read_prompt", lambda *args: read.append(args[1].shape[0]) or read_prompt(*args))
+    read, read_prompt = [], RingCache.read_prompt
+    monkeypatch.setattr(RingCache, "read_prompt", lambda *args: read.append(args[1].shape[0]) or read_prompt(*args))
     for options in ({"lengths": [7, 1, 3]}, {"temperature": 0.8, "repetition_penalty": 1.5, "stop_token": 2}):
         seed = np.array([4, 5, -6])
         many, lengths = generate(lm, prompt, 8, seed=seed, num_return_sequences=3, with_lengths=True, **options)

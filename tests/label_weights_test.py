@@ -11,7 +11,7 @@ from helpers import eagerly, mentions, raises_naming, raises_parameter
 
 import txl_tf
 from txl_tf.data.text.checked_batches import IGNORED, check_batches, check_weights
-from txl_tf.training.segment_step import weighted_sum
+from txl_tf.training.segment_step import weighted_sums
 
 SLOW = pytest.mark.slow
 BINS = {"cutoffs": [6, 14], "div_val": 2}
@@ -230,7 +230,7 @@ def test_a_label_of_weight_zero_may_have_an_infinite_nll(small_lm):
     with eagerly():
         found, expected = (lm.score(tokens, labels, sample_weight=x)[0].numpy() for x in (weights, None))
     np.testing.assert_allclose(found, [[expected[0, 0], 0.5 * expected[0, 1], 0]])
-    nll, total = weighted_sum(tf.constant(expected), None, weights)
+    nll, total = weighted_sums(tf.constant(expected), None, weights)
     np.testing.assert_allclose([nll, total], [found.sum(), 1.5])
 
     sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 8, "input_vocab_size": 5, "target_vocab_size": 4}

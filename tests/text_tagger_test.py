@@ -109,7 +109,7 @@ def test_a_window_may_be_shorter_than_the_limit_of_the_network():
     for found, expected in zip(shorter.tag(texts), by_limit.tag(texts), strict=True):
         assert found.tags == expected.tags
         np.testing.assert_allclose(*([e.prob for e in some.entities] for some in (found, expected)), rtol=1e-5)
-    assert shorter.tagger.network.max_seq_len == 40 and (shorter.most, by_limit.most) == (8, 8)
+    assert shorter.tagger.network.max_seq_len == 40 and (shorter.window_size, by_limit.window_size) == (8, 8)
     with pytest.raises(ParameterError) as caught:
         text_tagger("tener", 40, window=41)
     assert (caught.value.name, caught.value.value, caught.value.allowed) == ("window", 41, "at most 40")

@@ -56,8 +56,11 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "alibi": REFUSED_BY_DEFAULT,
     "rotary": REFUSED_BY_DEFAULT,
 }
+# To add an activation: add its name here and, if it is gated, to `GATED_ACTIVATIONS` and to the help text of
+# `activation` below; its function to `_ACTIVATIONS` of `txl_tf/nn/feed_forward.py`; and its arrays to `INNER_ARRAYS` of
+# `txl_config/memory.py`.
 ACTIVATIONS = ("relu", "gelu", "swiglu")
-GATED_ACTIVATIONS = ("swiglu",)  # with two kernels before the activation instead of one
+GATED_ACTIVATIONS = ("swiglu",)  # kernel_1 is [E, 2 F]: half of its result gates the other half
 NORMS = ("layer", "rms")
 FUSIONS = ("ff", "ff_two")
 RESIDUALS = ("input", "own")

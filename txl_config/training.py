@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from txl_config.checks import (
     COUNT_OR_ALL,
@@ -319,9 +320,15 @@ class MachineConfig(Config):
             raise ParameterError("matmul_precision", self.matmul_precision, allowed)
 
     @property
-    def devices(self) -> tuple[str, str | None, str | None, str | None, int | None]:
+    def strategy_arguments(self) -> dict[str, Any]:
         """Arguments of `make_strategy`."""
-        return self.strategy, self.tpu, self.tpu_zone, self.gcp_project, self.logical_cpus
+        return {
+            "strategy": self.strategy,
+            "tpu": self.tpu,
+            "tpu_zone": self.tpu_zone,
+            "gcp_project": self.gcp_project,
+            "logical_cpus": self.logical_cpus,
+        }
 
     @property
     def type_name(self) -> str:

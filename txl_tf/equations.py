@@ -214,7 +214,7 @@ class Attention(NamedTuple):
     o: Tensor  # [H * D, E]
     n_head: int
     scale: float  # of the queries: `score_scale(D)`, or 1 if the weights contain it already
-    positions: Scheme
+    scheme: Scheme  # of positions
     # Only the relative scheme has u and v, r_w_bias and r_r_bias of the original. They broadcast to the queries.
     u: Tensor | None = None
     v: Tensor | None = None
@@ -237,7 +237,7 @@ class AttentionMemory(Protocol):
         """
         ...
 
-    def numbers(self, k: Tensor) -> Tensor:
+    def token_positions(self, k: Tensor) -> Tensor:
         """How many tokens precede each of these keys: int32 `[K]`; if cached, `[T]` or `[B, 1, T]`."""
         ...
 
@@ -280,25 +280,28 @@ def attention(h: Tensor, memory: AttentionMemory, w: Attention, drop: Drop = NO_
         k = k - w.zeros.k
         v = v - w.zeros.v
     unturned_q = q
-    if w.positions.turns:
-        numbers = memory.numbers(k)
-        q = w.positions.turn(q, numbers[..., -shape_of(h)[1] :])  # the queries are the last tokens
-        k = w.positions.turn(k, numbers)
-    content_q, position_q = w.positions.queries(q, w)
-    position_scores = w.positions.scores
-    if w.zeros is not None and w.positions.turns:
-        # `Zeros.k` was subtracted from all keys. As keys turn, its score depends on the distance: it is added here. The
+    if w.scheme.turns:
+        positions = memory.token_positions(k)
+        q = w.scheme.turn(q, positions[..., -shape_of(h)[1] :])  # the queries are the last tokens
+        k = w.scheme.turn(k, positions)
+    content_q, position_q = w.scheme.queries(q, w)
+    restores_zeros = w.zeros is not None and w.scheme.turns
+    if restores_zeros:
+        # `Zeros.k` was subtracted from all keys. As keys turn, its score depends on the distance: `block` adds it. The
         # keys of a zero memory in `KeyPositions.r` are turned by minus their distance, so the query stands at 0.
-        zero_numbers = tf.zeros([shape_of(h)[1]], tf.int32)
-        position_q, _ = w.positions.queries(w.positions.turn(unturned_q, zero_numbers), w)
-        position_scores = scores_by_distance
+        zero_positions = tf.zeros([shape_of(h)[1]], tf.int32)
+        position_q, _ = w.scheme.queries(w.scheme.turn(unturned_q, zero_positions), w)
     record = current_record()
 
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, key_positions: KeyPositions) -> Tensor:
         """Attention of some queries, see `Block`."""
         if record is not None:
             record.parts.append((q, k, key_positions))  # `q` before u and v are added, not this block's queries
-        position = position_scores(position_q, key_positions)  # (b) + (d): [H, ..., T, K]; `None` if there are none
+        # (b) + (d): [H, ..., T, K]; `None` if there are none.
+        if restores_zeros:
+            position = key_positions.scores_by_distance(position_q)
+        else:
+            position = w.scheme.scores(position_q, key_positions)
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]. The
         # queries are scaled already.
         return attend(
@@ -307,11 +310,6 @@ def attention(h: Tensor, memory: AttentionMemory, w: Attention, drop: Drop = NO_
         )  # fmt: skip
 
     return memory.output(memory.attend(block, content_q, position_q, k, v), w)  # [B, T, E]
-
-
-def scores_by_distance(q: Tensor, key_positions: KeyPositions) -> Tensor:
-    """Products of the queries with a key for every distance, see `KeyPositions.r`: `[H, ..., T, K]`."""
-    return key_positions.scores_by_distance(q)
 
 
 def score_terms(
@@ -432,8 +430,9 @@ def new_memory(memory: Tensor | None, h: Tensor, mem_len: int) -> Tensor:
     """The last `mem_len` positions of memory and segment, without gradient (section 3.2, SG).
 
     Whoever changes this rule must also change its other forms: for rows that end with padding, `cache_mems` of
-    `transformer_xl/network.py`; for documents that have ended, `Mask.forget` of `transformer_xl/documents.py`; for a
-    ring of cached keys, which a segment overwrites, `_max_distance` of `transformer_xl/cache.py`.
+    `transformer_xl/network.py`; for shapes, `_new_mem_len` of its `TransformerXL`; for documents that have ended,
+    `Mask.forget` of `transformer_xl/documents.py`; for a ring of cached keys, which a segment overwrites,
+    `_max_distance` of `transformer_xl/cache.py`.
 
     Args:
         memory: `[B, any, E]`, or `None` if the segment alone is long enough.

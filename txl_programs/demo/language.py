@@ -13,7 +13,6 @@ from typing import Any
 from txl_config.errors import ParameterError
 from txl_programs.demo.chinese import LABELS, MESSAGES, OTHER, SENTENCES
 
-LANGUAGES = ("en", "zh")
 _language: ContextVar[str] = ContextVar("language", default="en")
 # Type of a component -> names of properties that are labels in this type. In other types, "value" is a visitor's text.
 _LABEL_OF = {"markdown": ("value",), "button": ("value",)}
@@ -32,7 +31,7 @@ class Refusal(ParameterError):
 
 
 def preferred(header: str | None) -> str:
-    """Returns the language of a visitor: the one of `LANGUAGES` with the largest weight in an Accept-Language header.
+    """Returns the language of a visitor: "en" or "zh", whichever has the larger weight in Accept-Language.
 
     It is English if the header names neither of them, or if there is no header.
     """

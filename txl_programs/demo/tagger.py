@@ -103,7 +103,7 @@ class TaggerView:
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
             return element("p", said("No picture of attention: this network has none."), class_="note")
-        max_tokens = min(MOST_DRAWN, self.tagger.most)
+        max_tokens = min(MOST_DRAWN, self.tagger.window_size)
         if len(tokens) > max_tokens:
             sentence = "No picture: the sentence has {number:,} tokens, and a picture at most {most}."
             return element("p", said(sentence, number=len(tokens), most=max_tokens), class_="note")

@@ -323,6 +323,9 @@ def vocab_file(name: str, level: str | None) -> str:
 def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "unigram", **config: Any) -> SubwordVocab:
     """Makes a vocabulary of the pieces that occur in lines of text, by SentencePiece.
 
+    (The vocabulary of a run is made by the same functions, in `data/text/encoding.py`, which reads the text in
+    portions.)
+
     Args:
         lines: strings; newlines in them end lines too. If they have more than `SAMPLE_BYTES`, a `Sample` is used.
         vocab_size: number of pieces, including 256 bytes, `<unk>` (never used) and `</s>`. These two come first, then

@@ -206,11 +206,12 @@ def head_matmul(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = False) 
 
 
 def products_of_heads(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = False) -> list[Any]:
-    """`head_matmul` for a single query, as a list with the product of each head."""
+    """The product of each head, as a list. `a` is `[H, n, any]`: one query of each of n rows. `b` may be a list."""
     heads = zip(tf.unstack(a), _heads_of(b), strict=True)
     n_rows = a.shape[-2] or 0
     if transpose_b and len(a.shape) == 3 and 1 < n_rows <= _FEW_ROWS and _has_only_avx2():
-        return [tf.transpose(tf.matmul(y, x, transpose_b=True)) for x, y in heads]  # 1.7 times as fast
+        # With the few rows as the right factor, and the result transposed: 1.7 times as fast.
+        return [tf.transpose(tf.matmul(y, x, transpose_b=True)) for x, y in heads]
     return [tf.matmul(x, y, transpose_b=transpose_b) for x, y in heads]
 
 

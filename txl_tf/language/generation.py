@@ -3,6 +3,17 @@
     generate(lm, prompt, max_new_tokens=100, temperature=0.8, top_p=0.9, seed=1)    # int [batch, n] -> [batch, n + 100]
     generate(lm, prompt, max_new_tokens=100, stop_strings=["\\n\\n"], vocab=vocab)    # may end sooner, see stopping.py
 
+From `generate` to the model:
+
+    generate, generate_texts    check the arguments
+    _sample_texts               chooses the graph, `LanguageModel._generate_tokens`
+    generate_tokens             reads the prompts (`read_prompt` of the cache)
+    continue_text               the loop over new tokens, by `decode_until_ended` of loop.py
+    next_token                  draws a token (sampling.py) and reads it (`read_token` of the cache)
+        cached_forward          in a `RingCache`: `lm.outputs`, with a ring as memory (transformer_xl/cache.py)
+
+In a beam search, `_search_texts` and `search_tokens` take the place of the four functions in the middle.
+
 By default, the prompt is read as one segment, as in `lm.log_probs(prompt)`. After it, every segment is one token.
 
 The random numbers of a row depend only on its seed and on the number of tokens it has drawn. So rows with the same seed

@@ -42,7 +42,7 @@ from txl_tf.training.distribution import replica_tensors
 from txl_tf.training.memory_model import COMPILE_ARGUMENTS, MemoryModel
 from txl_tf.training.weighting import weights_of_labels
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
-from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
+from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, RingCache
 from txl_tf.transformer_xl.first_segment import first_segment
 from txl_tf.transformer_xl.inference import weights_of_layers, writable_copy
 from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL, refuse_own_mems
@@ -431,12 +431,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     # The methods that compute the nll of labels, who calls them, and the memory before the segment:
     #
-    #     nll_of           all others, sessions, generation and served models      none: it computes from `outputs`
-    #     score            users, programs                                         `mems`, or the first memory
-    #     segment_nll      `fit`; `evaluation_nll` and `first_nll`, see there      `mems`, hidden states
-    #     evaluation_nll   `evaluate`, `Scorer` of tools/score.py                  `carried`, cached or hidden states
-    #     first_nll        `Scorer`, for texts of one segment                      the first memory
-    #     _last_nll        `sliding_window_nll`                                    the first memory
+    #     nll_of             all others, sessions, generation and served models    none: it computes from `outputs`
+    #     _nll_and_counted   `segment_nll`, `evaluation_nll`                       none: it calls `nll_of`, or with
+    #                                                                              static shapes `static_nll`
+    #     score              users, programs                                       `mems`, or the first memory
+    #     segment_nll        `fit`; `evaluation_nll` and `first_nll`, see there    `mems`, hidden states
+    #     evaluation_nll     `evaluate`, `Scorer` of tools/score.py                `carried`, cached or hidden states
+    #     first_nll          `Scorer`, for texts of one segment                    the first memory
+    #     _last_nll          `sliding_window_nll`                                  the first memory
 
     def segment_nll(
         self, tokens: Tensor, labels: Tensor, mems: Any, *, static_shapes: bool = False, bin_capacities: Any = None,
@@ -445,8 +447,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """Computes the nll of a segment.
 
         `fit` calls it. `evaluate` calls `evaluation_nll`, which calls it in two cases: if an evaluation does not read
-        from a cache, see `reads_from_cache`; or if you have overridden this method or `initial_mems`. If you have also
-        overridden `evaluation_nll`, `evaluate` calls only your `evaluation_nll`.
+        from a cache, see `evaluates_with_ring`; or if you have overridden this method or `initial_mems`. If you have
+        also overridden `evaluation_nll`, `evaluate` calls only your `evaluation_nll`.
 
         Args:
             tokens, labels: int `[batch, tgt_len]`, not checked. With static shapes, a negative label does not count.
@@ -455,12 +457,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             **training: `training` and `dropout_key` of the network; and `done`, if the dataset has it.
 
         Returns:
-            `(nll, kept, new_mems)`: the nll in nats, `[batch, tgt_len]`; bool `[batch, tgt_len]`, true where a label
-            counts, or `None` if all labels count; and the memory for the next segment.
+            `(nll, is_counted, new_mems)`: the nll in nats, `[batch, tgt_len]`; bool `[batch, tgt_len]`, true where a
+            label counts, or `None` if all labels count; and the memory for the next segment.
         """
         outputs, new_mems = self.outputs(tokens, mems, static_shapes=static_shapes, **training)
         objective = self.training_objective() if training.get("training") else {}
-        return *self._nll(outputs, labels, static_shapes, bin_capacities, **objective), new_mems
+        return *self._nll_and_counted(outputs, labels, static_shapes, bin_capacities, **objective), new_mems
 
     def training_objective(self) -> dict[str, float]:
         """`label_smoothing` and `z_loss`, if they are not 0. They change the gradient of the nll, not its value.
@@ -607,8 +609,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.cached_by is not None and self.why_not_cached() is None
 
     @property
-    def reads_from_cache(self) -> bool:
-        """Whether an evaluation reads keys and values from a cache. Otherwise its memory is hidden states."""
+    def evaluates_with_ring(self) -> bool:
+        """Whether `evaluate` and `first_nll` read keys and values from a ring. A window is only for generation.
+
+        Otherwise, their memory is hidden states.
+        """
         return self.cached_by == "ring" and self.has_cache
 
     def decoding_cache(self, static_shapes: bool = False) -> Any:
@@ -619,14 +624,14 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     def _key_value_cache(self, static_shapes: bool = False) -> Any:
         """The cache of keys and values, without a check that every part of the model can be cached."""
-        return (WindowCache if self.has_window else MemoryCache)(self, static_shapes)
+        return (WindowCache if self.has_window else RingCache)(self, static_shapes)
 
     def first_nll(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The nll of the first segments of texts, which have no memory before them: `[batch, tgt_len]`, see `score`.
 
         Tokens and labels are not checked. Only the first token of a row may be `reset_token`.
         """
-        if self.reads_from_cache:
+        if self.evaluates_with_ring:
             return self.nll_of(first_segment(self.network, tokens, self.outputs), labels)
         return self.segment_nll(tokens, labels, self.initial_mems(shape_of(tokens)[0]))[0]
 
@@ -636,7 +641,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         The state is the memory as keys and values. With static shapes, `precomputed` contains no weights: XLA would
         copy them, and while a model is trained on a TPU, there may be no room for a copy.
         """
-        if not self.reads_from_cache:
+        if not self.evaluates_with_ring:
             return self.initial_mems(batch_size)
         if self.static_shapes:
             max_segment = whole_segments(self.network.mem_len, tgt_len)
@@ -647,7 +652,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def evaluation_nll(
         self, tokens: Tensor, labels: Tensor, carried: Any, done: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """The nll of a segment of an evaluation. Returns `(nll, kept, carried)`, see `segment_nll`.
+        """The nll of a segment of an evaluation. Returns `(nll, is_counted, carried)`, see `segment_nll`.
 
         Args:
             tokens, labels: see `segment_nll`.
@@ -664,9 +669,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
             call=self.outputs, done=done,
         )  # fmt: skip
-        return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
+        return *self._nll_and_counted(outputs, labels, self.static_shapes), (precomputed, state)
 
-    def _nll(
+    def _nll_and_counted(
         self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None, **objective: float
     ) -> tuple[Tensor, Tensor | None]:
         """The nll of labels from `outputs`, and bool where labels count, or `None` if all do; see `segment_nll`.

@@ -28,8 +28,8 @@ from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows
 from txl_tf.transformer_xl.decoding_cache import DecodingCache
 from txl_tf.transformer_xl.inference import (
-    at_once,
     call_with_cache,
+    has_many_single_queries,
     initial_keys_and_values,
     layer_weights,
     row_by_row,
@@ -84,7 +84,7 @@ class WindowCache(DecodingCache):
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
-        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`.
+        """Reads the last window of each prompt. Arguments and results: see `RingCache.read_prompt`.
 
         `segment` is always `None`: `generate` refuses another value for a model with windows.
         """
@@ -123,7 +123,7 @@ class WindowCache(DecodingCache):
         return hidden, writable_copy(state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
-        """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""
+        """Reads one token for each row. Arguments and results: see `RingCache.read_token`."""
         state = self.with_room(weights, state)
         hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
         return hidden[:, 0], state
@@ -196,7 +196,7 @@ class WindowMemory(NetworkMemory):
 class WindowOfLayer(CachedKeys):
     """The keys and values of one layer in a `WindowMemory`."""
 
-    def numbers(self, k: Tensor) -> Tensor:
+    def token_positions(self, k: Tensor) -> Tensor:
         """How many tokens of the window precede each of the segment's keys `k`: int32 `[B, 1, T]`."""
         return self.network_memory.window_positions[:, None]
 
@@ -216,7 +216,7 @@ class WindowOfLayer(CachedKeys):
                 # Rows come before heads, unlike in `Block`. Without scores by position, `attend` computes every head of
                 # every row in the same way, so the order of these two axes does not matter.
                 return block(content_q, position_q, keys, values, key_positions)
-            if at_once(content_q):
+            if has_many_single_queries(content_q):
                 return block(RowsFirst(content_q), position_q, RowsFirst(keys), RowsFirst(values), key_positions)
 
         def attend_row(b):
@@ -238,7 +238,7 @@ class RereadWindow(DecodingCache):
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
-        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`.
+        """Reads the last window of each prompt. Arguments and results: see `RingCache.read_prompt`.
 
         `segment` is always `None`: `generate` refuses another value for a model with windows.
         """
@@ -264,7 +264,7 @@ class RereadWindow(DecodingCache):
         return tf.transpose(outputs, [1, 0, 2]), tf.nest.map_structure(lambda x: x[-1], states)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
-        """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""
+        """Reads one token for each row. Arguments and results: see `RingCache.read_token`."""
         half = self.context_len // 2
         positions = tf.range(self.context_len)
         full = state.length == self.context_len

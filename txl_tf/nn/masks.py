@@ -87,6 +87,14 @@ def mask_of_call(x: Any, mask: Any) -> Any:
     return None if mask is None else as_bool("mask", mask)
 
 
+def keys_seen_by_all(mask: Tensor | None) -> Any:
+    """The mask of a call, `[B, T]`, as `attend` takes it: `[1, B, 1, T]`, the same for all heads and queries.
+
+    `None`, no padding, remains `None`.
+    """
+    return None if mask is None else mask[None, :, None]
+
+
 def as_bool(name: str, mask: Any) -> Any:
     """A mask of bool or of numbers 0 and 1, as bool."""
     return tf.cast(checked_numbers(name, mask), tf.bool)

@@ -57,8 +57,7 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
     Returns:
         `(strategy, machine)`: the strategy, and `machine` with the `mixed_precision` that is chosen for "auto".
     """
-    strategy_arguments = machine.devices  # the strategy, and the TPU with its zone and project
-    strategy = make_strategy(*strategy_arguments)
+    strategy = make_strategy(**machine.strategy_arguments)
     can_round = "amx_bf16" in processor_flags() and not tf.config.list_physical_devices("GPU")
     # These calls leave TensorFlow's threads open: float32 only reads the environment, and bfloat16 raises its error.
     if machine.matmul_precision == "float32" or not can_round:

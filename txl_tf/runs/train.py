@@ -559,9 +559,9 @@ class Run:
         """Raises ParameterError unless `steps_per_execution` divides the step from which the training resumes."""
         step = step_of(self.model)
         if step % self.model.steps_per_execution:
-            allowed = f"a divisor of {step}, the step from which training resumes"
-            message = f"steps_per_execution={self.model.steps_per_execution} must divide {step}, "
-            message += "the step from which training resumes"
+            resumes_from = f"{step}, the step from which training resumes"
+            message = f"steps_per_execution={self.model.steps_per_execution} must divide {resumes_from}"
+            allowed = f"a divisor of {resumes_from}"
             raise ParameterError("steps_per_execution", self.model.steps_per_execution, allowed, message)
 
     def make_callbacks(self, state: Resumed, stop: StopOnSignal) -> list[keras.callbacks.Callback]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.window import WindowState
 from txl_tf.serving.request import Check, checked
-from txl_tf.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
+from txl_tf.transformer_xl.cache import RingState, cached_forward, initial_state, precompute, state_from
 
 # The number of tokens that a row has read is an int32, which wraps around. float32 cannot store all int32 numbers
 # exactly, but all integers below COUNT_BASE. So the state contains the number as COUNT_DIGITS digits in this base.
@@ -94,7 +94,7 @@ class ServedMemory:
         hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length), call=self.outputs)
         return hidden, self._pack(cached)
 
-    def _unpack(self, state: Any, max_segment: Any) -> CachedState:
+    def _unpack(self, state: Any, max_segment: Any) -> RingState:
         """The state in the form of the cache, with room for a segment of `max_segment` tokens.
 
         Adds a check of the number of tokens that were read.
@@ -111,7 +111,7 @@ class ServedMemory:
         rings = tf.unstack(state, axis=1)  # keys and values of each layer alternate
         return state_from(rings[::2], rings[1::2], max_segment, count)
 
-    def _pack(self, cached: CachedState) -> tf.Tensor:
+    def _pack(self, cached: RingState) -> tf.Tensor:
         """The inverse of `_unpack`, for an empty state or one after a segment that fills the room for it.
 
         The memory is then in the last slots of the rings, the oldest token first.
@@ -223,6 +223,6 @@ def _are_integers(x: tf.Tensor, most: int) -> tf.Tensor:
     return (x >= 0) & (x <= most) & (x == tf.floor(x))
 
 
-def _rings(state: CachedState | WindowState) -> list[Any]:
+def _rings(state: RingState | WindowState) -> list[Any]:
     """The keys and values of all layers in one list: keys of layer 0, values of layer 0, keys of layer 1, ..."""
     return [ring for pair in zip(state.keys, state.values, strict=True) for ring in pair]

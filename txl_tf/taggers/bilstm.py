@@ -13,7 +13,7 @@ from txl_tf.kernels.dropout import split
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.masks import with_mask
-from txl_tf.taggers.tener import SentenceNetwork
+from txl_tf.taggers.sentence_network import SentenceNetwork
 
 
 @keras.saving.register_keras_serializable("txl_tf")

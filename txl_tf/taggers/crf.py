@@ -207,11 +207,11 @@ def _scan(step: Any, first: Any, elements: Any, reverse: bool = False) -> Any:
     T - 1 with `reverse`. If the first result must be `first` itself, that step must return it unchanged. All T elements
     are scanned, and not T - 1, because TensorFlow cannot scan an empty sequence.
     """
-    by_time = tf.nest.map_structure(_swapped, elements)
-    return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
+    by_time = tf.nest.map_structure(_swap_batch_and_time, elements)
+    return tf.nest.map_structure(_swap_batch_and_time, tf.scan(step, by_time, first, reverse=reverse))
 
 
-def _swapped(x: Tensor) -> Tensor:
+def _swap_batch_and_time(x: Tensor) -> Tensor:
     """Swaps the first two axes: `[B, T, ...]` to `[T, B, ...]`, or back."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
 

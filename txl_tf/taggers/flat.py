@@ -23,7 +23,7 @@ from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.taggers.flat_layers import FlatLayer
 from txl_tf.taggers.lattice import PositionFusion, distance_table, distinct_pairs
-from txl_tf.taggers.tener import AttendingNetwork
+from txl_tf.taggers.sentence_network import AttendingNetwork
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -28,10 +28,9 @@ from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer
 from txl_tf.nn.checks import check_heads, check_sizes, check_tensors, checked_sizes
-from txl_tf.nn.masks import mask_of_call
+from txl_tf.nn.masks import keys_seen_by_all, mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
-from txl_tf.taggers.tener_layers import visible_keys
 from txl_tf.vanilla.multi_head_attention import heads_of
 
 EPSILON = 1e-5  # of the layer norms: PyTorch's default
@@ -129,7 +128,7 @@ class LatticeAttn(Attending, Layer):
         index, mask = checked_arguments(x, r, index, mask, self.d_model)
         x, r = self.in_compute_dtype(x, r)
         q, k, v, position_scores = self.parts(x, r, index)
-        visible = visible_keys(mask)
+        visible = keys_seen_by_all(mask)
         dropout_key = self.key_of_call(x, training, dropout_key)
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 

@@ -38,7 +38,7 @@ from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import keywords_of
 from txl_tf.taggers.crf import CRF, checked_tags
-from txl_tf.taggers.tener import SentenceNetwork
+from txl_tf.taggers.sentence_network import SentenceNetwork
 from txl_tf.training.keras_arguments import refuse_hooks
 from txl_tf.training.memoryless_model import Mean, MemorylessModel, OnEveryReplica
 from txl_tf.training.weighting import weights_of_labels, weights_of_rows

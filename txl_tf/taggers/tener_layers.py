@@ -30,7 +30,7 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer
 from txl_tf.nn.checks import check_heads, check_sizes, check_tensors, checked_sizes
 from txl_tf.nn.feed_forward import PositionWiseFFN
-from txl_tf.nn.masks import mask_of_call
+from txl_tf.nn.masks import keys_seen_by_all, mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
@@ -103,14 +103,6 @@ def checked_mask(x: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
     return None if mask is None else checked_sizes(x=(x, "batch length"), mask=(mask, "batch length"))[1]
 
 
-def visible_keys(mask: Tensor) -> Tensor | None:
-    """The mask of a call, `[B, T]`, as `attend` takes it: `[1, B, 1, T]`, the same for all heads and queries.
-
-    `None`, no padding, remains `None`.
-    """
-    return None if mask is None else mask[None, :, None]
-
-
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerAttn(Attending, Layer):
     """The attention of TENER: `RelativeMultiHeadAttn` of the original program or, with "transformer", `MultiHeadAttn`.
@@ -179,7 +171,7 @@ class TenerAttn(Attending, Layer):
     def call(
         self, x: Tensor, mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> Any:
-        visible = visible_keys(checked_mask(x, mask, self.d_model))
+        visible = keys_seen_by_all(checked_mask(x, mask, self.d_model))
         q, k, v, position_scores = self.parts(*self.in_compute_dtype(x))
         dropout_key = self.key_of_call(x, training, dropout_key)
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))

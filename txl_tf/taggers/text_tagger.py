@@ -91,7 +91,7 @@ class TextTagger:
         self.window = window
         self.sizes = sizes
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
-        self.lattice = tagger.reads_lattice
+        self.reads_lattice = tagger.reads_lattice
         self.drop_graphs()
         add_user(tagger, self)
         add_user(tagger.network, self)
@@ -106,7 +106,7 @@ class TextTagger:
         self._entities_of: Any = tf.function(self.tagger.entities_of, reduce_retracing=True, autograph=False)
 
     @property
-    def most(self) -> int:
+    def window_size(self) -> int:
         """Most tokens that the network reads at a time."""
         return self.window or self.tagger.network.max_seq_len
 
@@ -124,19 +124,19 @@ class TextTagger:
         Args:
             tokens: the tokens of the line.
             split: `True` splits the line into sentences, `False` does not split it. With `None`, a line that has
-                more sentences than nearly all lines of the training text (`LineSizes.most`) is cut into parts of
-                `LineSizes.usual` sentences. If these numbers are unknown, the line is not split.
+                more sentences than nearly all lines of the training text (`most_sentences` of `LineSizes`) is cut into
+                parts of `usual_sentences`. If these numbers are unknown, the line is not split.
         """
         check_type("split", split, bool | None)
         if split:
             return self.sentences(tokens)
-        if split is False or self.sizes is None or self.sizes.most is None:
+        if split is False or self.sizes is None or self.sizes.most_sentences is None:
             return [tokens]
         sentences = self.sentences(tokens)
-        if len(sentences) <= self.sizes.most:
+        if len(sentences) <= self.sizes.most_sentences:
             return [tokens]
         ends = [0, *itertools.accumulate(map(len, sentences))]  # the first cut is at 0
-        cuts = [*ends[: -1 : self.sizes.usual], ends[-1]]
+        cuts = [*ends[: -1 : self.sizes.usual_sentences], ends[-1]]
         return [tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
 
     def describe(self, line: str, tagged: TaggedText, tokens: Sequence[str] | None = None) -> dict:
@@ -166,7 +166,7 @@ class TextTagger:
     def encode(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[Encoded]:
         """The ids of sentences, see `tag`."""
         sentences = checked_sentences(sentences, self.tagger.token_level)
-        if left_out and not self.lattice:
+        if left_out and not self.reads_lattice:
             raise ParameterError("left_out", left_out, "empty for a network that reads no words of a lexicon")
         return [self.encoder.encode(tokens, left_out) for tokens in sentences]
 
@@ -207,8 +207,8 @@ class TextTagger:
         check_eager("tag")
         self.tagger.refuse_unused("decode")
         encoded = self.encode(sentences, left_out)
-        if any(sentence.n > self.most for sentence in encoded):
-            longer = f"a sentence of more than {self.most} tokens is read in windows: override entities_of"
+        if any(sentence.n > self.window_size for sentence in encoded):
+            longer = f"a sentence of more than {self.window_size} tokens is read in windows: override entities_of"
             refuse_hooks(self.tagger, {"entities": longer})
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
         return in_order(self._tag, encoded, by_length(lengths, self.batch_size))
@@ -228,13 +228,13 @@ class TextTagger:
         if not hasattr(network, "attention_probs"):
             message = f"a tagger with attention is needed, got one with {type(network).__name__}"
             raise ParameterError("tagger", self.tagger, "a tagger with attention", message)
-        if not 0 < len(tokens) <= self.most:
-            allowed = f"1 to {'window' if self.window else 'max_seq_len'}={self.most} tokens"
+        if not 0 < len(tokens) <= self.window_size:
+            allowed = f"1 to {'window' if self.window else 'max_seq_len'}={self.window_size} tokens"
             raise ParameterError("tokens", tokens, allowed, f"tokens must be {allowed}, got {len(tokens):,}")
         (encoded,) = self.encode([tokens], left_out)
         places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
-        inputs = {name: tf.constant(array) for name, array in features([encoded], self.lattice).items()}
-        if not self.lattice:
+        inputs = {name: tf.constant(array) for name, array in features([encoded], self.reads_lattice).items()}
+        if not self.reads_lattice:
             places = places[: encoded.n]
         probs = [network.attention_probs(inputs, layer)[:, 0] for layer in range(network.n_layer)]
         items = [Item(first, last + 1, "".join(tokens[first : last + 1])) for first, last in places]
@@ -242,26 +242,26 @@ class TextTagger:
 
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
         """Tags the sentences of one batch. Sentences that are longer than a window are tagged one by one."""
-        fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]
+        fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.window_size]
         results = iter(())
         if fitting:
             lengths = [sentence.n for sentence in fitting]
-            results = iter(self._read(lengths, self._entities(features(fitting, self.lattice))))
+            results = iter(self._read(lengths, self._entities(features(fitting, self.reads_lattice))))
         empty = TaggedText([], [])
         return [
-            empty if not sentence.n else self._tag_long(sentence) if sentence.n > self.most else next(results)
+            empty if not sentence.n else self._tag_long(sentence) if sentence.n > self.window_size else next(results)
             for sentence in encoded
         ]
 
     def _tag_long(self, sentence: Encoded) -> TaggedText:
         """Tags a sentence by the emissions of overlapping windows, which are cut in the middle of each overlap."""
         n = sentence.n
-        window = self.most
+        window = self.window_size
         rows = []  # the emissions of each window, [window, K]
         begins = window_begins(n, window)
         windows = [sentence.window(begin, begin + window) for begin in begins]
         for i in range(0, len(windows), self.batch_size):
-            batch = features(windows[i : i + self.batch_size], self.lattice)
+            batch = features(windows[i : i + self.batch_size], self.reads_lattice)
             rows += [*self._emissions(batch)[0].numpy()]
         cuts = [0, *((left + right + window + 1) // 2 for left, right in itertools.pairwise(begins)), n]
         pieces = zip(rows, begins, itertools.pairwise(cuts), strict=True)

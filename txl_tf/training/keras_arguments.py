@@ -41,7 +41,8 @@ _REFUSED = {
 # Hooks that a language model does not use, and what to override instead.
 _NO_Y_PRED = (
     "the loss is computed without y_pred, the probabilities of all words: override segment_nll(tokens, labels, mems, "
-    "**options), which returns (nll, kept, new_mems), or train_step(self, data, mems), which returns (logs, new_mems)"
+    "**options), which returns (nll, is_counted, new_mems), or train_step(self, data, mems), which returns (logs, "
+    "new_mems)"
 )
 _NO_PREDICT = "predict would neither take nor return the memory: use log_probs(tokens, mems)"
 UNUSED_HOOKS = {

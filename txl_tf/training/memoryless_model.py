@@ -93,14 +93,14 @@ class MemorylessModel(AmongWorkers):
         form_of_batches: what `x` and `y` of `fit` are, for a message. The subclass sets it.
         unused_methods: `{name: reason, and what to do instead}` of methods that a subclass must not override, because
             some methods of the model compute the same without them.
-        own_names: names of metrics that the model always measures. If `compile` gets one of them, it is ignored.
+        redundant_names: names of own metrics that Keras has, too, see `CompiledMetrics`.
         loss_mean, grad_norm: metrics, the mean loss and the norm of the gradients. The subclass sets them.
     """
 
     measures: str = "loss"
     form_of_batches: str
     unused_methods: Mapping[str, str] = {}
-    own_names: tuple[str, ...] = ()
+    redundant_names: tuple[str, ...] = ()
     loss_mean: keras.metrics.Metric
     grad_norm: keras.metrics.Metric
     _extra_metrics: CompiledMetrics = NO_METRICS  # the metrics that `compile` was given
@@ -151,9 +151,12 @@ class MemorylessModel(AmongWorkers):
         refuse("compile", {"loss_weights": loss_weights}, _REFUSED)
         at_least(1)("steps_per_execution", steps_per_execution)
         check_switches(jit_compile, run_eagerly=run_eagerly, auto_scale_loss=auto_scale_loss)
-        own = [name for metric in [*self.own_metrics, self.grad_norm] for name in names_of(metric)]
+        own_names = [name for metric in [*self.own_metrics, self.grad_norm] for name in names_of(metric)]
         with self.distribute_strategy.scope():
-            self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
+            self._extra_metrics = CompiledMetrics(
+                metrics, weighted_metrics, own_names=own_names, redundant_names=self.redundant_names,
+                n_classes=self.n_classes,
+            )  # fmt: skip
         self.__dict__["auto_scale_loss"] = auto_scale_loss  # only `compile` can set it
         self.drop_results("train_step", "test_step")
         super().compile(

@@ -11,6 +11,7 @@ every strategy of `tf.distribute`.
         evaluation_nll          a method of the model, called for the parts at the same time
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -84,17 +85,18 @@ class SegmentStep(TrainedModel):
         if mems is None:
             return self._with_carried(SegmentStep.train_step, data)
         tokens, labels, weights, *done = self._with_valid_labels(*data)
-        total = None if weights is None else self._num_tokens(tokens, labels, weights)
+        # Without weights, `_loss_and_gradients` computes the total from the shape of the labels.
+        total = None if weights is None else self._num_tokens(labels, weights)
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
         key = self.step_key(shape_of(tokens)[0])
         sums, gradients, new_mems = loss_and_gradients(tokens, labels, weights, total, mems, key, *done)
-        nll, counted, *left_out = tf.unstack(sum_over_replicas(sums))
-        logs = {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}
+        nll_sum, weight_sum, *left_out = tf.unstack(sum_over_replicas(sums))
+        logs = {"loss": tf.math.divide_no_nan(nll_sum, weight_sum), "tokens": weight_sum}
         if self.static_shapes:
             logs["overflow"] = left_out[0]
         if self._may_leave_out:  # the mean is over the labels that were not left out
             total = self._num_labels(labels) if total is None else total
-            factor = tf.math.divide_no_nan(total, counted)
+            factor = tf.math.divide_no_nan(total, weight_sum)
             gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         return {**logs, "grad_norm": self._update(gradients)}, new_mems
 
@@ -108,10 +110,10 @@ class SegmentStep(TrainedModel):
             return self._with_carried(SegmentStep.test_step, data)
         clear_losses(self)
         tokens, labels, weights, *done = self._with_valid_labels(*data)
-        nll, kept, carried = self._evaluation_nll(tokens, labels, carried, *done)
-        sums = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
-        nll, counted = tf.unstack(sum_over_replicas(tf.stack(sums)))
-        return {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}, carried
+        nll, is_counted, carried = self._evaluation_nll(tokens, labels, carried, *done)
+        sums = weighted_sums(tf.cast(nll, self.loss_dtype), is_counted, weights)
+        nll_sum, weight_sum = tf.unstack(sum_over_replicas(tf.stack(sums)))
+        return {"loss": tf.math.divide_no_nan(nll_sum, weight_sum), "tokens": weight_sum}, carried
 
     def _evaluation_nll(self, tokens: Tensor, labels: Tensor, carried: Any, *done: Tensor) -> tuple[Any, Any, Any]:
         """`evaluation_nll`, which is called for the parts of the rows at the same time if `carried` has parts."""
@@ -119,9 +121,9 @@ class SegmentStep(TrainedModel):
             return self.evaluation_nll(tokens, labels, carried, *done)
         rows = [tf.split(x, len(carried.parts)) for x in (tokens, labels, *done)]
         arguments = zip(rows[0], rows[1], carried.parts, *rows[2:], strict=True)
-        nll, kept, carried_by_parts = zip(*at_the_same_time(self.evaluation_nll, arguments), strict=True)
-        kept = None if kept[0] is None else tf.concat(kept, 0)
-        return tf.concat(nll, 0), kept, CarriedByParts(carried_by_parts)
+        nll, is_counted, carried_by_parts = zip(*at_the_same_time(self.evaluation_nll, arguments), strict=True)
+        is_counted = None if is_counted[0] is None else tf.concat(is_counted, 0)
+        return tf.concat(nll, 0), is_counted, CarriedByParts(carried_by_parts)
 
     # ---------------------------------------------------------------------------------- steps with Keras's signature
 
@@ -152,7 +154,7 @@ class SegmentStep(TrainedModel):
                 new_mems = mems if new_mems is None else new_mems
             if not isinstance(logs, dict) or "loss" not in logs:
                 raise ParameterError(name, logs, "a method whose logs, a dictionary, have 'loss'")
-            return logs if "tokens" in logs else {**logs, "tokens": self._num_tokens(*data)}, new_mems
+            return logs if "tokens" in logs else {**logs, "tokens": self._num_tokens(*data[1:3])}, new_mems
 
         return own_step
 
@@ -199,22 +201,20 @@ class SegmentStep(TrainedModel):
         Args:
             tokens, labels: int `[batch, tgt_len]`, the rows of this replica.
             weights: float32 `[batch, tgt_len]`, or `None`.
-            total: the sum of the weights of the whole batch; `None` without weights.
+            total: the sum of the weights of the whole batch. `None` without weights: it is the number of labels.
             mems, dropout_key: see `segment_nll`.
             done: bool `[batch, tgt_len]`, or `None`.
 
         Returns:
-            `(sums, gradients, new_mems)`: `sums` are the results of `weighted_sum` for this replica's rows and, with
+            `(sums, gradients, new_mems)`: `sums` are the results of `weighted_sums` for this replica's rows and, with
             static shapes, the number of labels that were left out; `gradients` are those of the rows' share of the
             loss: the sum of the nll divided by `total`, plus penalties, times the loss scale. If labels may be left
             out, `train_step` corrects the divisor.
         """
         total = self._num_labels(labels) if weights is None else total
-
-        def part(*arguments):
-            return self._gradients_of_part(total, *arguments)
-
-        step = part if self.parallel_parts == 1 else side_by_side(part, self.parallel_parts)
+        step: Step = functools.partial(self._gradients_of_part, total)
+        if self.parallel_parts > 1:
+            step = side_by_side(step, self.parallel_parts)
         if self.gradient_accumulation_steps > 1:
             zero_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
             variables = self.trainable_variables
@@ -231,28 +231,28 @@ class SegmentStep(TrainedModel):
         optional = {} if done is None else {"done": done}
         clear_losses(self)  # of the last step; Keras clears them only if the model itself is called
         with fusing(not compiled_whole), tf.GradientTape() as tape:
-            nll, kept, new_mems = self.segment_nll(
+            nll, is_counted, new_mems = self.segment_nll(
                 tokens, labels, mems, training=True, dropout_key=dropout_key,
                 static_shapes=self.static_shapes, bin_capacities=self.bin_capacities, **optional,
             )  # fmt: skip
-            nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
-            loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
+            nll_sum, weight_sum = weighted_sums(tf.cast(nll, self.loss_dtype), is_counted, weights)
+            loss = nll_sum / total if weights is None else tf.math.divide_no_nan(nll_sum, total)
             fraction = None
             if self._may_leave_out:
-                # `train_step` multiplies the gradients by total / counted of the batch. The fractions of all parts and
-                # replicas sum up so that this factor cancels out for the penalties.
+                # `train_step` multiplies the gradients by total / weight_sum of the batch. The fractions of all parts
+                # and replicas sum up so that this factor cancels out for the penalties.
                 replicas = self.distribute_strategy.num_replicas_in_sync
-                fraction = tf.math.divide_no_nan(counted * parts * replicas, total)
+                fraction = tf.math.divide_no_nan(weight_sum * parts * replicas, total)
             loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
             # In eager execution, TensorFlow cannot make zeros like a Keras variable, but like a tensor.
             weights_of_model = [weight.value for weight in self.trainable_variables]
             gradients = tape.gradient(loss, weights_of_model, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        sums = [nll, counted]
+        sums = [nll_sum, weight_sum]
         if self.static_shapes:
-            sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))
+            sums.append(tf.math.count_nonzero((labels >= 0) & ~is_counted, dtype=self.loss_dtype))
         return tf.stack(sums), gradients, new_mems
 
-    def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> Any:
+    def _num_tokens(self, labels: Tensor, weights: Any = None) -> Any:
         """The sum of the weights of a batch or, without weights, the number of labels that count; over all replicas."""
         if weights is None and not self.static_shapes:
             return self._num_labels(labels)
@@ -280,19 +280,19 @@ class SegmentStep(TrainedModel):
         return tf.convert_to_tensor(inner_optimizer.gradient_norm) if norm is None else norm
 
 
-def weighted_sum(nll: Tensor, kept: Tensor | None, weights: Any = None) -> tuple[Any, Any]:
+def weighted_sums(nll: Tensor, is_counted: Tensor | None, weights: Any = None) -> tuple[Any, Any]:
     """`(sum of weight * nll, sum of the weights)` of a segment, in the dtype of `nll`.
 
     Args:
         nll: `[batch, tgt_len]`, 0 where a label does not count.
-        kept: bool `[batch, tgt_len]`, true where a label counts; `None` if all labels count.
+        is_counted: bool `[batch, tgt_len]`, true where a label counts; `None` if all labels count.
         weights: float32 `[batch, tgt_len]`; `None` for 1 everywhere.
     """
     if weights is not None:
         weights = tf.cast(weights, nll.dtype)
-        weights = weights if kept is None else tf.where(kept, weights, 0.0)
+        weights = weights if is_counted is None else tf.where(is_counted, weights, 0.0)
         return tf.reduce_sum(tf.math.multiply_no_nan(nll, weights)), tf.reduce_sum(weights)
-    count = tf.size(nll) if kept is None else tf.math.count_nonzero(kept, dtype=tf.int32)
+    count = tf.size(nll) if is_counted is None else tf.math.count_nonzero(is_counted, dtype=tf.int32)
     return tf.reduce_sum(nll), tf.cast(count, nll.dtype)
 
 

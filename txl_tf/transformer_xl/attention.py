@@ -44,7 +44,7 @@ from txl_tf.nn.ops import for_weights_of_layer, make_norm, norm_of, norm_of_zero
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.schema import check_type
-from txl_tf.transformer_xl.memory import HiddenStates, Memory
+from txl_tf.transformer_xl.memory import HiddenStates, LayerMemory
 
 
 def create_mask(qlen: Size, mlen: Size, same_length: bool = False, first: Size = 0) -> Any:
@@ -140,7 +140,7 @@ def memory_and_weights(
         klen=mem_len + tgt_len, visible=visible, r=r, first=tgt_len, content=content, zero_value=zero_value
     )
     scale = score_scale(o_kernel.shape[0] // n_head)
-    weights = Attention(qkv=qkv_kernel, o=o_kernel, n_head=n_head, scale=scale, positions=scheme, u=u, v=v, zeros=zeros)
+    weights = Attention(qkv=qkv_kernel, o=o_kernel, n_head=n_head, scale=scale, scheme=scheme, u=u, v=v, zeros=zeros)
     return HiddenStates(mems, key_positions), weights
 
 
@@ -237,12 +237,12 @@ class SegmentAttention(LowRank, Attending, Layer):
 
         Args:
             w, attn_mask, mems, content_mask, training, dropout_key: of the call, see `RelMultiHeadAttn`. In inference,
-                `mems` may be a `Memory`. It knows masks and positions, so `attn_mask` and `r_u_v` must be the same
+                `mems` may be a `LayerMemory`. It knows masks and positions, so `attn_mask` and `r_u_v` must be the same
                 object.
             *r_u_v: `r`, `r_w_bias` and `r_r_bias` of the call, if it has them.
         """
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
-        if isinstance(mems, Memory):
+        if isinstance(mems, LayerMemory):
             mems.check(self, w, *r_u_v, attn_mask)
             memory = mems
             weights = mems.weights_of_attention()

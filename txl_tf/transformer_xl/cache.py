@@ -43,7 +43,7 @@ from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import View, attend_ring, eraser, ring_positions, write, write_slice
 
 
-class CachedState(NamedTuple):
+class RingState(NamedTuple):
     """The memory as keys and values. It contains only tensors, so it can be an argument and a result of any graph."""
 
     keys: tuple[Tensor, ...]  # n_layer tensors [B, H, K, D]
@@ -76,7 +76,7 @@ def whole_segments(mem_len: int, tgt_len: Size) -> Any:
 # -------------------------------------------------------------------------------------------------------------- state
 
 
-def initial_state(network: Any, batch_size: Size, max_segment: Size = 1, first_slot: int = 0) -> CachedState:
+def initial_state(network: Any, batch_size: Size, max_segment: Size = 1, first_slot: int = 0) -> RingState:
     """The state before the first segment: zero memories of full length, to which queries attend.
 
     Args:
@@ -88,10 +88,10 @@ def initial_state(network: Any, batch_size: Size, max_segment: Size = 1, first_s
     """
     keys, values = initial_keys_and_values(network, batch_size, network.mem_len + max_segment)
     count = tf.zeros([batch_size], tf.int32) if network.scheme.turns else ()
-    return CachedState(keys, values, tf.constant(first_slot), count)
+    return RingState(keys, values, tf.constant(first_slot), count)
 
 
-def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
+def memory_of(network: Any, state: RingState) -> tuple[Any, Any]:
     """`(keys, values)` of a state in the order of time: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first."""
 
     state = aligned(state)
@@ -105,22 +105,22 @@ def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
     return tuple(map(oldest_first, state.keys)), tuple(map(oldest_first, state.values))
 
 
-def state_from(keys: Sequence[Tensor], values: Sequence[Tensor], max_segment: Size = 1, count: Any = ()) -> CachedState:
+def state_from(keys: Sequence[Tensor], values: Sequence[Tensor], max_segment: Size = 1, count: Any = ()) -> RingState:
     """The state with this `max_segment` and this `count`, in which `memory_of` finds `keys` and `values`."""
 
     def ring(memory: Tensor) -> Any:
         """A ring with the memory in its first slots, and room for a segment after it."""
         return tf.pad(memory, [[0, 0], [0, 0], [0, max_segment], [0, 0]])
 
-    return CachedState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]), count)
+    return RingState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]), count)
 
 
-def resized(network: Any, state: CachedState, max_segment: Size = 1) -> CachedState:
+def resized(network: Any, state: RingState, max_segment: Size = 1) -> RingState:
     """The same state with another `max_segment`."""
     return state_from(*memory_of(network, state), max_segment, state.count)
 
 
-def aligned(state: CachedState) -> CachedState:
+def aligned(state: RingState) -> RingState:
     """The same state with its rings rolled so that the next token goes to slot 0, as in other aligned states."""
 
     def rolled(rings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -146,7 +146,7 @@ class RingMemory(NetworkMemory):
     """
 
     def __init__(
-        self, network: Any, weights: Any, tokens: Tensor, state: CachedState, lengths: Tensor | None = None,
+        self, network: Any, weights: Any, tokens: Tensor, state: RingState, lengths: Tensor | None = None,
         in_place: bool = False, static_shapes: bool = False, done: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.state = state
@@ -176,17 +176,17 @@ class RingMemory(NetworkMemory):
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
         self.layers = [RingOfLayer(layer, layer_weights, self, k, v) for layer, layer_weights, k, v in rings]
 
-    def finish(self) -> CachedState:
-        """The `CachedState` after the segment."""
+    def finish(self) -> RingState:
+        """The `RingState` after the segment."""
         keys, values = self.keys_and_values()
         count = tf.nest.map_structure(lambda n: n + self.tgt_len, self.state.count)  # `()` stays `()`
-        return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen, count)
+        return RingState(keys, values, (self.state.position + self.tgt_len) % self.klen, count)
 
 
 class RingOfLayer(CachedKeys):
     """The keys and values of one layer in a `RingMemory`."""
 
-    def numbers(self, k: Tensor) -> Any:
+    def token_positions(self, k: Tensor) -> Any:
         """How many tokens of the text precede each of the segment's keys `k`: int32 `[B, 1, T]`."""
         return self.network_memory.state.count[:, None, None] + tf.range(shape_of(k)[2])
 
@@ -212,10 +212,10 @@ class RingOfLayer(CachedKeys):
 
 
 def cached_forward(
-    network: Any, weights: Any, tokens: Tensor, state: CachedState, lengths: Tensor | None = None,
+    network: Any, weights: Any, tokens: Tensor, state: RingState, lengths: Tensor | None = None,
     in_place: bool = False, static_shapes: bool = False, call: Any = None, done: Tensor | None = None,
-) -> tuple[Any, CachedState]:  # fmt: skip
-    """`network(tokens, mems)`, with the memory as a `CachedState`.
+) -> tuple[Any, RingState]:  # fmt: skip
+    """`network(tokens, mems)`, with the memory as a `RingState`.
 
     Args:
         network: `TransformerXL`.
@@ -232,7 +232,7 @@ def cached_forward(
         done: bool `[B, T]`, true at the last token of a document, or `None`.
 
     Returns:
-        `(hidden, state)`: `[B, T, E]` and the `CachedState` after the segment.
+        `(hidden, state)`: `[B, T, E]` and the `RingState` after the segment.
 
     Raises:
         NotCacheable: a part of the network needs hidden states as memory. It may also raise another error, if it

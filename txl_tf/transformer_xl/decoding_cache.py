@@ -47,7 +47,7 @@ def padded_left(prompt: Tensor, lengths: Tensor) -> Any:
     return shifted
 
 
-class MemoryCache(DecodingCache):
+class RingCache(DecodingCache):
     """The decoding cache of Transformer-XL. It reads every segment with the memory of the text before it."""
 
     def precompute(self) -> Any:
@@ -163,7 +163,7 @@ def in_pieces(
 
 
 class HiddenStateCache(DecodingCache):
-    """Replaces `MemoryCache` for a model whose keys and values cannot be cached. The memory is hidden states.
+    """Replaces `RingCache` for a model whose keys and values cannot be cached. The memory is hidden states.
 
     Its layers project the whole memory again for every token.
 
@@ -175,7 +175,7 @@ class HiddenStateCache(DecodingCache):
         return tuple(self.lm.first_mems(batch_size))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> Any:
-        """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
+        """Reads the prompts, each from the beginning of a text. Arguments and results: see `RingCache.read_prompt`.
 
         If the network takes a `padding_mask`, and the model has no call of its own, one call reads all prompts.
         Otherwise, a call reads each prompt.
@@ -232,6 +232,6 @@ class HiddenStateCache(DecodingCache):
         return outputs, tuple(mems)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
-        """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""
+        """Reads one token for each row. Arguments and results: see `RingCache.read_token`."""
         outputs, state = self.read(token[:, None], state)
         return outputs[:, 0], state

@@ -81,8 +81,9 @@ def document_mask(
     qlen, klen = shape_of(attn_mask)
     counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
     starts = document_starts(tokens, reset_token, counted, done)
-    far = attn_mask if same_length else mask_far_zeros(attn_mask, starts)
-    return Mask(far, content_mask(starts, klen - qlen), starts, last_start(starts, done, lengths))
+    if not same_length:
+        attn_mask = mask_far_zeros(attn_mask, starts)
+    return Mask(attn_mask, content_mask(starts, klen - qlen), starts, last_start(starts, done, lengths))
 
 
 def last_start(starts: Tensor, done: Tensor | None = None, lengths: Tensor | None = None) -> Any:

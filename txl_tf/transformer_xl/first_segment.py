@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from txl_tf.equations import Block, KeyPositions, OrderedKeyPositions, causal
 from txl_tf.kernels.shapes import Size, Tensor
-from txl_tf.transformer_xl.inference import call_with_cache, projected_positions, weights_of_layers
-from txl_tf.transformer_xl.memory import Memory, NetworkMemory
+from txl_tf.transformer_xl.inference import call_with_cache, projected_positions, swap_rows_and_heads, weights_of_layers
+from txl_tf.transformer_xl.memory import LayerMemory, NetworkMemory
 
 
 class ZeroMemory(NetworkMemory):
@@ -45,11 +45,11 @@ class ZeroMemory(NetworkMemory):
         self.checked()
 
 
-class ZerosOfLayer(Memory):
+class ZerosOfLayer(LayerMemory):
     """The zeros before the keys and values of one layer.
 
     Args:
-        layer, weights: see `Memory`.
+        layer, weights: see `LayerMemory`.
         key_positions: positions of the zeros and of the segment's keys.
     """
 
@@ -59,12 +59,8 @@ class ZerosOfLayer(Memory):
 
     def attend(self, block: Block, content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Any:
         """Attends to the zeros and to the segment."""
-
-        def swapped(x: Tensor) -> Any:
-            """From `[B, H, T, D]` to `[H, B, T, D]`, or back."""
-            return tf.transpose(x, [1, 0, 2, 3])
-
-        return swapped(block(swapped(content_q), swapped(position_q), swapped(k), swapped(v), self.key_positions))
+        content_q, position_q, k, v = map(swap_rows_and_heads, (content_q, position_q, k, v))
+        return swap_rows_and_heads(block(content_q, position_q, k, v, self.key_positions))
 
 
 def first_segment(network: Any, tokens: Tensor, model: Any = None) -> Any:

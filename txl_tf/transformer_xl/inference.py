@@ -157,7 +157,7 @@ def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
     return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=1)
 
 
-def at_once(q: Tensor) -> bool:
+def has_many_single_queries(q: Tensor) -> bool:
     """Whether rows with the queries `q` `[B, H, T, D]` attend at once, see `RowsFirst`, and not by `row_by_row`.
 
     They do if many rows, or an unknown number of rows, have a single query each. The rows of a small batch do not,
@@ -165,6 +165,11 @@ def at_once(q: Tensor) -> bool:
     """
     batch, _, length, _ = q.shape
     return length == 1 and (batch is None or batch > FEW_ROWS) and current_record() is None
+
+
+def swap_rows_and_heads(x: Tensor) -> Any:
+    """From `[B, H, any, D]` to `[H, B, any, D]`, the order of `Block`; or back."""
+    return tf.transpose(x, [1, 0, 2, 3])
 
 
 def initial_keys_and_values(network: Any, batch_size: Size, klen: Size) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
 """The memory to which a layer of Transformer-XL attends, besides its segment.
 
 In training, the memory is a tensor of hidden states, the argument `mems` of a layer's call. In inference, it is an
-instance of a subclass of `Memory`, such as a ring of cached keys and values. This object replaces all arguments of the
-call that are about positions, masks and memory. A layer passes it on to its attention, which calls its methods.
+instance of a subclass of `LayerMemory`, such as a ring of cached keys and values. This object replaces all arguments of
+the call that are about positions, masks and memory. A layer passes it on to its attention, which calls its methods.
 
 A layer that uses its memory in another way, for example normalises it, cannot be computed from cached keys and values.
 With this object, its call raises an error: `NotCacheable` if a check of this file finds the reason, else one of Python,
@@ -43,7 +43,7 @@ class HiddenStates:
         mem_k, mem_v = ops.project_heads(self.mems, kv_kernel, 2, w.n_head)
         return q, tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
 
-    def numbers(self, k: Tensor) -> Any:
+    def token_positions(self, k: Tensor) -> Any:
         """int32 `[K]`: how many tokens precede each of the keys `[H, B, K, D]`."""
         return tf.range(shape_of(k)[2])
 
@@ -59,7 +59,7 @@ class HiddenStates:
         return ops.project_output(attn_vec, w.o)
 
 
-class Memory(CachedMemory):
+class LayerMemory(CachedMemory):
     """Cached memory of one layer, for one segment. It is not a tensor: using it as one is an error.
 
     Args:
@@ -105,7 +105,7 @@ class Memory(CachedMemory):
         w = self.weights
         attention = self.layer.rel_attn
         return Attention(
-            qkv=w.qkv, o=w.o, n_head=attention.n_head, scale=1.0, positions=attention.scheme, u=w.scaled_u,
+            qkv=w.qkv, o=w.o, n_head=attention.n_head, scale=1.0, scheme=attention.scheme, u=w.scaled_u,
             v=w.scaled_v, zeros=w.zeros or None,
         )  # fmt: skip
 
@@ -114,9 +114,9 @@ class Memory(CachedMemory):
         batch, tgt_len, _ = shape_of(h)
         depth = w.o.shape[0] // w.n_head
         heads = [tf.reshape(ops.project(h, kernel), [batch, tgt_len, w.n_head, depth]) for kernel in w.qkv]
-        return [_swapped(x) for x in heads]
+        return [_swap_heads_and_tokens(x) for x in heads]
 
-    def numbers(self, k: Tensor) -> Any:
+    def token_positions(self, k: Tensor) -> Any:
         """How many tokens precede each of the keys `[B, H, T, D]`: int32, broadcasts to `[B, H, T]`."""
         return tf.range(shape_of(k)[2])
 
@@ -125,7 +125,7 @@ class Memory(CachedMemory):
 
     def output(self, attn_vec: Tensor, w: Attention) -> Any:
         """`[B, H, T, D]` to `[B, T, E]`."""
-        rows = ops.project(_swapped(attn_vec), w.o)
+        rows = ops.project(_swap_heads_and_tokens(attn_vec), w.o)
         rows = rows if w.zeros is None else ops.add_bias(rows, w.zeros.output)
         return tf.reshape(rows, tf.shape(self.input))
 
@@ -137,7 +137,7 @@ class Memory(CachedMemory):
         return self.layer(*args, **kwargs)
 
 
-def _swapped(x: Tensor) -> Any:
+def _swap_heads_and_tokens(x: Tensor) -> Any:
     """Swaps the axes of heads and tokens: axes 1 and 2 of `[B, any, any, D]`. For a single token, it copies nothing."""
     batch, first, second, depth = shape_of(x)
     if 1 in (x.shape[1], x.shape[2]):
@@ -145,11 +145,11 @@ def _swapped(x: Tensor) -> Any:
     return tf.transpose(x, [0, 2, 1, 3])
 
 
-class CachedKeys(Memory):
+class CachedKeys(LayerMemory):
     """Cached keys and values of one layer. Attention writes those of the segment to the cache.
 
     Args:
-        layer, weights: see `Memory`.
+        layer, weights: see `LayerMemory`.
         network_memory: the `NetworkMemory` whose part for the layer this object is.
         keys, values: `[B, H, K, D]`, before the segment.
 
@@ -169,7 +169,7 @@ class NetworkMemory(CachedMemory):
     """The memory of a network in inference. The network takes it for `mems`, instead of a list of tensors.
 
     Attributes:
-        layers: a `Memory` for every layer. A subclass sets it.
+        layers: a `LayerMemory` for every layer. A subclass sets it.
     """
 
     layers: Sequence[Any] = ()

@@ -440,7 +440,11 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             `NetworkMemory`, `(hidden, state)` after the segment.
         """
         if isinstance(mems, NetworkMemory):
-            return self._forward_cached(tokens, mems, static_shapes)
+            # Keys and values are cached: no dropout, no mask.
+            hidden, layers, _ = self.enter(tokens, mems, static_shapes=static_shapes)
+            for layer_memory in layers:
+                hidden = layer_memory.call_layer(hidden)
+            return hidden, mems.finish()
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
         options = {} if done is None else {"done": done}  # a user's `enter` need not take it
         hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **options)
@@ -451,13 +455,6 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         hidden = dropout(hidden, self.dropout, out_key)
         new_mems = mask.forget(new_mems, lengths)
         return (hidden, new_mems, inputs) if output_hidden_states else (hidden, new_mems)
-
-    def _forward_cached(self, tokens: Tensor, memory: NetworkMemory, static_shapes: bool) -> tuple[Any, Any]:
-        """`forward` with cached keys and values: `(hidden, state)`, see there."""
-        hidden, layers, _ = self.enter(tokens, memory, (None, None), None, static_shapes)
-        for layer_memory in layers:
-            hidden = layer_memory.call_layer(hidden)
-        return hidden, memory.finish()
 
     def enter(
         self, tokens: Tensor, mems: Any, dropout_keys: Any = (None, None), lengths: Tensor | None = None,

@@ -28,7 +28,7 @@ from txl_tf.kernels import products_of_heads
 from txl_tf.kernels.attending import RowsFirst
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.threads import operations_at_a_time
-from txl_tf.transformer_xl.inference import at_once, row_by_row
+from txl_tf.transformer_xl.inference import has_many_single_queries, row_by_row, swap_rows_and_heads
 
 # The number of queries that attend at a time. It limits the memory for a long prompt, and does not change the results.
 QUERY_BLOCK = 256
@@ -231,13 +231,10 @@ def _attend_block(
             content = tf.cast(distance <= view.zero_beyond[..., None], content_q.dtype)  # [B, T, S]
             key_positions = dataclasses.replace(key_positions, content=content)
 
-    def swapped(x: Tensor) -> Any:
-        """From `[B, H, any, D]` to `[H, B, any, D]`, or back."""
-        return tf.transpose(x, [1, 0, 2, 3])
-
     if static_shapes:
-        return swapped(block(swapped(content_q), swapped(position_q), swapped(keys), swapped(values), key_positions))
-    if view.max_distance is None and at_once(content_q):
+        content_q, position_q, keys, values = map(swap_rows_and_heads, (content_q, position_q, keys, values))
+        return swap_rows_and_heads(block(content_q, position_q, keys, values, key_positions))
+    if view.max_distance is None and has_many_single_queries(content_q):
         heads_first = tf.stack(tf.unstack(position_q, axis=1))  # faster than a transposition of so few numbers
         return block(RowsFirst(content_q), heads_first, RowsFirst(keys), RowsFirst(values), key_positions)
 

@@ -372,7 +372,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
     # ---------------------------------------------------------------------------------------------------- training
 
     measures = "the mean nll and the accuracy"
-    own_names = ("accuracy",)
+    redundant_names = ("accuracy",)
     form_of_batches = "as in fit(source, target) or fit((source, target_in), target_out)"
     unused_methods = {
         "forward": "the call and the steps do not use it: override call",
@@ -408,8 +408,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         labels = tf.reshape(as_ids("labels", labels), [-1])
         nll = smoothed = cross_entropy(labels, logits)
         if self.label_smoothing:
-            # The smoothed nll is (1 - s) nll + s (logsumexp - mean of the logits). The nll is logsumexp - label_logits,
-            # so it equals nll + s (label_logits - mean).
+            # smoothed = (1 - s) nll + s (logsumexp - mean(logits)). With nll = logsumexp - label_logits, this is
+            # nll + s (label_logits - mean(logits)).
             label_logits = tf.gather(logits, labels, batch_dims=1)
             smoothed = nll + self.label_smoothing * (label_logits - tf.reduce_mean(logits, -1))
         right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)

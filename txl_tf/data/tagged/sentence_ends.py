@@ -24,13 +24,13 @@ class LineSizes(NamedTuple):
 
     Attributes:
         longest: tokens of the longest line.
-        usual: mean number of sentences of a line, rounded.
-        most: number of sentences that 99% of the lines do not exceed; `None` if it is unknown.
+        usual_sentences: mean number of sentences of a line, rounded.
+        most_sentences: number of sentences that 99% of the lines do not exceed; `None` if it is unknown.
     """
 
     longest: int
-    usual: int = 1
-    most: int | None = None
+    usual_sentences: int = 1
+    most_sentences: int | None = None
 
     @classmethod
     def of(cls, lines: Iterable[Sequence[str]], by_words: bool = False) -> LineSizes:

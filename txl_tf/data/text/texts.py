@@ -49,6 +49,7 @@ TEXT_FIELD = "text"
 _LOOK_AT = 20  # lines, or elements of an array, that decide the kind of a file
 _MOST_TO_LOOK_AT = 1 << 26  # bytes of a file; if they do not decide, it is judged as if it ended there
 _MOST_NAMES = 10  # names of fields in a message
+_LONGEST_PATH = 4096  # characters, of a local file
 _SPACE = re.compile(r"\s*")
 _EMPTY_ZIP = b"PK\x05\x06"  # first bytes of a zip archive without files
 _UNREADABLE = (
@@ -60,9 +61,6 @@ _UNREADABLE = (
     RuntimeError,  # encrypted
     tf.errors.InvalidArgumentError,  # a position before the beginning
 )
-
-
-_LONGEST_PATH = 4096  # characters, of a local file
 
 
 class FilePart(NamedTuple):
@@ -464,8 +462,9 @@ def _kind_of(data: bytes, whole: bool) -> _Kind | None:
     """Returns the kind of a text file that begins with `data`; `None` if more data is needed to decide.
 
     A file is JSON lines if its first line, and most of its first 20 lines that are not empty, are objects. A file that
-    begins with "[" and is not a JSON array is `OTHER_LIST`, unless most of the lines after the first are objects.
-    `whole` is true if `data` is the whole file.
+    begins with "{" and is not JSON lines is `OTHER_JSON`. A file that begins with "[" and is not a JSON array is
+    `OTHER_LIST`, unless most of the lines after the first are objects. Then it is `OTHER_JSON`: JSON lines whose first
+    line is not an object. `whole` is true if `data` is the whole file.
     """
     data = data.removeprefix(codecs.BOM_UTF8).lstrip()
     if not data.startswith((b"{", b"[")):

@@ -357,14 +357,14 @@ class TaggingPipeline(Pipeline):
             self._has_cut = True
             logger.warning(
                 f"{where} has {len(self.tagger.sentences(tokens)):,} sentences, and 99% of the training lines have "
-                f"{self.sizes.most:,} or fewer: such lines are cut at the ends of sentences. split_sentences=False "
-                "reads them as a whole. Further ones are not named"
+                f"{self.sizes.most_sentences:,} or fewer: such lines are cut at the ends of sentences. "
+                "split_sentences=False reads them as a whole. Further ones are not named"
             )
         n = max(map(len, pieces), default=0)
         if self._has_warned or n <= longest:
             return
         self._has_warned = True
-        reads = "at once" if n <= self.tagger.most else f"in windows of {self.tagger.most:,}"
+        reads = "at once" if n <= self.tagger.window_size else f"in windows of {self.tagger.window_size:,}"
         ways = "max_seq_len sets the window"
         if len(pieces) == 1 and not split_sentences:
             ways = f"split_sentences tags each sentence of a line by itself, {ways}"
