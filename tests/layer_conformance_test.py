@@ -443,12 +443,13 @@ def test_a_frozen_layer_keeps_its_weights_and_computes_the_same(case):
         np.testing.assert_array_equal(weight, array)
 
 
-@all_of([case for case in LAYERS if case.name != "PositionFusion"], fast=FAST[:1])
+@all_of([case for case in LAYERS if case.name not in ("PositionFusion", "AdaptiveSoftmax")], fast=FAST[:1])
 def test_keras_s_own_test_of_layers(case):
     """Its serialization, build, symbolic call, training and mixed precision, as far as Keras can do them.
 
     It trains layers of one input alone, whose outputs are neither ids nor a list, and knows no arguments besides
-    tensors in mixed precision.
+    tensors in mixed precision. It expects as many weights after a symbolic call as after an eager one, but a symbolic
+    call of `AdaptiveSoftmax` adds those of the embedding that it ties, see tied_test.py.
     """
     arrays = {name: x for name, x in case.inputs.items() if not isinstance(x, dict)}
     about = {"input_data": tf.constant(next(iter(arrays.values())))} if len(arrays) == 1 else {}
