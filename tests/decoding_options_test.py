@@ -13,6 +13,7 @@ from txl_tf.config import SearchConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.language.text_generator import TextGenerator
+from txl_tf.transformer_xl import ring
 from txl_tf.vanilla.translator import check_search
 
 pytestmark = pytest.mark.ci
@@ -238,6 +239,21 @@ def test_pieces_in_a_graph_and_without_a_cache():
     lm.why_not_cached = lambda: NotImplementedError()
     lm.drop_graphs()
     np.testing.assert_array_equal(lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0), expected)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("length", [9, 13, 15])
+def test_blocks_of_queries_may_be_padding_alone(length, monkeypatch):
+    """The first piece of a prompt of 9 tokens has one token and 7 of padding: its second block has no token."""
+    monkeypatch.setattr(ring, "QUERY_BLOCK", 4)
+    lm, prompt = make(mem_len=1), words(2, length)
+    found = lm.generate(prompt, 3, segment=8, temperature=0)[:, length:]
+    mems, pieces = None, [prompt[:, : length % 8], prompt[:, length % 8 :]]
+    for i in range(3):
+        for piece in pieces:
+            log_probs, mems = lm.log_probs(piece, mems)
+        pieces = [np.argmax(log_probs[:, -1:], -1)]
+        np.testing.assert_array_equal(found[:, i], pieces[0][:, 0])
 
 
 # ---------------------------------------- rows of unequal length

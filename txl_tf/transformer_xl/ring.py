@@ -147,7 +147,8 @@ class View(NamedTuple):
         If these slots go beyond an end of the ring, it returns all slots, `(0, K)`. There must be a `max_distance`.
         """
         query: Any = tf.range(tf.shape(self.max_distance)[-1])
-        begin: Any = self.first_slot - tf.reduce_max(self.max_distance - query)
+        distance_of_first: Any = tf.reduce_max(self.max_distance - query)
+        begin: Any = self.first_slot - tf.maximum(distance_of_first, 0)  # queries at padding may see no key at all
         end = self.first_slot + tf.size(query)
         are_consecutive = (begin >= 0) & (end <= slots)
         return tf.where(are_consecutive, begin, 0), tf.where(are_consecutive, end - begin, slots)
