@@ -96,6 +96,18 @@ def test_bytes_of_every_text_come_back(tokenizers, tmp_path):
     assert sorted(byte_of_character().values()) == list(range(256))
 
 
+@pytest.mark.parametrize("make, end", [(bytes_bpe, "<|endoftext|>"), (wordpiece, "[SEP]")])
+def test_no_text_contains_the_end_of_documents(tokenizers, tmp_path, make, end):
+    path = saved(make(tokenizers), tmp_path)
+    vocab = load_vocab(path, level="subword", document="</s>")
+    assert vocab.document == end
+    with raises_parameter("my.txt, line 3", end):
+        vocab.encode(f"the cat\n\nthe {end} cat\n", name="my.txt")
+    with raises_parameter("text 2, line 1", end):
+        txl_tf.prepare(["the cat", f"the {end} cat"] * 50, tmp_path / "data", level="subword", vocab_path=path)
+    assert load_vocab(path, level="subword").encode(f"the {end}").tolist()[-1] == vocab.document_id  # no documents
+
+
 def test_wrong_files_are_named(tokenizers, tmp_path):
     from tokenizers import models, pre_tokenizers
 

@@ -216,7 +216,8 @@ class SubwordVocab(Vocab):
     def count(self, texts: str | bytes | Iterable[str | bytes]) -> int:
         """Counts the pieces of one or more strings in `counter`. Returns the number of ids that `encode` returns."""
         counts = np.zeros(len(self), np.int64)
-        for ids in self.encode_stream(as_iterable(texts)):
+        for text in as_iterable(texts):
+            ids = [i for _, part_ids in self._encoded_parts(self._as_string(text)) for i in part_ids]
             counts += np.bincount(ids, minlength=len(self))
         self.counter.update({self.symbols[i]: int(counts[i]) for i in np.flatnonzero(counts)})
         return int(counts.sum())
@@ -269,12 +270,23 @@ class SubwordVocab(Vocab):
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
-        """Yields the ids of each string, which must not end within a word. `name` and `first_line` have no effect."""
+        """Yields the ids of each string, which must not end within a word.
+
+        Args: see `Vocab.encode_stream`.
+
+        Raises:
+            ParameterError: a text contains the token `document`, as a model may read it from a text.
+        """
         for text in texts:
+            string = self._as_string(text)
             ids = []
-            for _, part_ids in self._encoded_parts(self._as_string(text)):
+            for part, part_ids in self._encoded_parts(string):
+                if self.document_id in part_ids and part not in self.separators:
+                    before = string.partition(str(self.document))[0]
+                    raise self._document_error(name, first_line + before.count("\n"))
                 ids += part_ids
             yield np.array(ids, np.int32)
+            first_line += string.count("\n")
 
     def decode(self, ids: Iterable[int]) -> str:
         """Converts ids to text. Bytes that are not UTF-8 become U+FFFD. Removes a space that `encode` has added.

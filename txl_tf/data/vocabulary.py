@@ -315,10 +315,9 @@ class Vocab:
             ids = np.fromiter(map(id_of, symbols, itertools.repeat(unk_id)), np.int32, len(symbols))
             if self.document is not None and np.any(ids == self.document_id):
                 self._check_document("bos", "eos", "unk")
-                number = self._find(text, lambda symbol: symbol == self.document)[1] + first_line
-                where = f"{name}, line {number}"
-                message = f"{where}: {self.document} ends documents and must not be in a text"
-                raise ParameterError(where, self.document, f"a text without {self.document}", message)
+                raise self._document_error(
+                    name, self._find(text, lambda symbol: symbol == self.document)[1] + first_line
+                )
             if unk_id < 0 and np.any(ids < 0):
                 symbol, line = self._find(text, lambda symbol: symbol not in self.ids)
                 where = f"{name}, line {line + first_line}"
@@ -331,6 +330,12 @@ class Vocab:
                 raise error
             yield ids
             first_line += text.count("\n")
+
+    def _document_error(self, name: str, line: int) -> ParameterError:
+        """The error if a text contains the token `document`. `name` and `line` say where."""
+        where = f"{name}, line {line}"
+        message = f"{where}: {self.document} ends documents and must not be in a text"
+        return ParameterError(where, self.document, f"a text without {self.document}", message)
 
     def _find(self, text: str, wanted: Callable[[str], bool]) -> tuple[str, int]:
         """Returns the first token of a text for which `wanted` is true, and its line, counted from 0."""
