@@ -361,9 +361,9 @@ def assert_same_run(run_dir, expected_dir, step, more_than=30):
     assert untimed_rows(run_dir) == untimed_rows(expected_dir)
 
 
-def word_vocab():
+def word_vocab(**options):
     """A vocabulary of as many words as `SMALL` has, `<eos>` and `<unk>` first."""
-    vocab = Vocab(special=["<eos>", "<unk>", *(f"w{i}" for i in range(21))], eos="<eos>", unk="<unk>")
+    vocab = Vocab(special=["<eos>", "<unk>", *(f"w{i}" for i in range(21))], eos="<eos>", unk="<unk>", **options)
     vocab.build()
     return vocab
 

@@ -60,6 +60,26 @@ def score(eager, score_in_graphs):
     return score_in_graphs
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_model_of_bytes_reads_a_byte_order_mark(score, tmp_path, together):
+    """In plain text, it is left out."""
+    counts, of_bytes = [], Vocab(level="byte")
+    of_bytes.build()
+    for name, vocab in (("bytes", of_bytes), ("words", word_vocab(raw_text=False))):
+        make_run(tmp_path / name, vocab, n_layer=1)
+        text = "\ufeffw1\r\nw2\n".encode()
+        options = {"model_dir": tmp_path / name, "text": text}
+        if together:  # the input is a folder
+            (tmp_path / "in").mkdir(exist_ok=True)
+            (tmp_path / "in" / "a.txt").write_bytes(text)
+            score(f"--input={tmp_path / 'in'}", f"--output={tmp_path / name}.out", "--columns=bytes", **options)
+            found = (tmp_path / f"{name}.out" / "a.txt").read_text()
+        else:
+            found = score("--columns=bytes", **options).decode()
+        counts.append([int(number) for number in found.split()])
+    assert counts == [[7, 3], [3, 3]]  # with the newline
+
+
 def nll_of(lm, vocab, line):
     text = np.array([0, *vocab.encode(f"{line}\n")])[None]
     return lm.score(text[:, :-1], text[:, 1:])[0][0].numpy()

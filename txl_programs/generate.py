@@ -267,8 +267,9 @@ def read_prompt(vocab: Vocab) -> bytes | None:
     else:
         with naming_read_errors(FLAGS.prompt_file):
             prompt = Path(FLAGS.prompt_file).read_bytes()
-    prompt = prompt.removeprefix(codecs.BOM_UTF8)
-    return (with_newlines(prompt) if vocab.has_plain_text else prompt).removesuffix(b"\n")
+    if vocab.has_plain_text:
+        prompt = with_newlines(prompt.removeprefix(codecs.BOM_UTF8))
+    return prompt.removesuffix(b"\n")
 
 
 def line_of(answer: Continuation | LineError, number: int | None = None) -> str:

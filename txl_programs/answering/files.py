@@ -74,7 +74,7 @@ def answer_input(
         answer = functools.partial(_answer_files, folder, make_answering, program, together, _named_files())
         return with_checkpoint(folder, answer)
     check_output()
-    lines, name = input_lines(_has_any_end(folder))
+    lines, name = input_lines(_is_plain_text(folder))
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     started = time.perf_counter()
     answers = answering.answers(lines, name, FLAGS.strict, numbers=itertools.count(1))
@@ -82,8 +82,8 @@ def answer_input(
     return tally, time.perf_counter() - started
 
 
-def _has_any_end(folder: RunFolder) -> bool:
-    r"""Whether `\r\n` and `\r` end lines, as `\n` does. For a language model of bytes or of raw text, they do not."""
+def _is_plain_text(folder: RunFolder) -> bool:
+    """Whether all ends of lines are the same and byte order marks do not count. Not for models of bytes or raw text."""
     return folder.task != "language_model" or vocab_of(folder).has_plain_text
 
 
@@ -123,8 +123,8 @@ def _answer_files(
         if cluster.given:
             count_workers(stack.enter_context(connected(cluster.ray_address)), cluster)  # fails before files are read
             answer_blocks = functools.partial(_answer_on_cluster, cluster, program, folder, path)
-        any_end = _has_any_end(folder)
-        plan = Plan([LineFile(file, name, FLAGS.output, key, any_end) for file, name in files], together)
+        plain_text = _is_plain_text(folder)
+        plan = Plan([LineFile(file, name, FLAGS.output, key, plain_text) for file, name in files], together)
         total = Tally()
         if plan.before:
             print(f"lines answered before: {plan.before:,}", file=sys.stderr)

@@ -21,11 +21,11 @@ from txl_tf.runs.folder import check_spares_runs
 _READ = ("input", "tagged", "pairs", "lexicon", "json_schema", "text_path", "data_path", "figures", "font")
 
 
-def input_lines(any_end=True):
+def input_lines(plain_text=True):
     """Opens --input, a file or the standard input. On a terminal, it prompts for lines with "> ".
 
     Args:
-        any_end: see `lines_in`.
+        plain_text: whether any end of a line counts, see `lines_in`, and a byte order mark at the beginning does not.
 
     Returns:
         `(lines, name)`: an iterator of the lines as bytes without line ends, with `None` wherever the standard input
@@ -34,15 +34,18 @@ def input_lines(any_end=True):
     Raises:
         OSError, ParameterError: the file cannot be read or is empty, or the standard input is closed.
     """
+    pieces: Iterator[Any]
     if FLAGS.input in (None, "-"):
         if sys.stdin is None:
             raise ParameterError("input", FLAGS.input, "a file", "the standard input is closed: give --input")
         prompt = (lambda: print("> ", end="", file=sys.stderr, flush=True)) if sys.stdin.isatty() else None
         stdin: Any = sys.stdin.buffer  # a BufferedReader, although its type does not say so
-        return lines_in(without_mark(arriving(stdin, prompt)), any_end), "standard input"
-    pieces: Iterator[Any] = read_files([FLAGS.input], "byte")  # bytes, with this level
-    first = next(pieces)  # an unreadable file raises its error here, before a model is loaded
-    return lines_in(without_mark(itertools.chain([first], pieces)), any_end), FLAGS.input
+        pieces, name = arriving(stdin, prompt), "standard input"
+    else:
+        pieces, name = read_files([FLAGS.input], "byte"), FLAGS.input  # bytes, with this level
+        first = next(pieces)  # an unreadable file raises its error here, before a model is loaded
+        pieces = itertools.chain([first], pieces)
+    return lines_in(without_mark(pieces) if plain_text else pieces, any_end=plain_text), name
 
 
 def check_output():

@@ -138,7 +138,7 @@ class Block(NamedTuple):
     first: int  # number of its first line, from 1
     lines: int  # number of its lines
     part: str  # a path: <part>.txt has the answers to the block, <part>.json their tally
-    any_end: bool = False  # whether a carriage return also ends a line
+    plain_text: bool = False  # see `LineFile`
 
     @property
     def tally_path(self) -> str:
@@ -153,8 +153,10 @@ def answer_block(answering: Answering, block: Block) -> None:
     """Writes the answers to a block, and then its `Tally`."""
     tally = Tally()
     texts = []
-    pieces = pieces_of_block(block) if block.start else without_mark(pieces_of_block(block))
-    lines = lines_in(pieces, block.any_end)
+    pieces = pieces_of_block(block)
+    if block.plain_text and not block.start:
+        pieces = without_mark(pieces)
+    lines = lines_in(pieces, any_end=block.plain_text)
     answers = answering.answers(lines, block.name, False, numbers=itertools.count(block.first))
     for number, answer in enumerate(answers, block.first):
         texts.append(answering.text(answer, number))
@@ -207,7 +209,8 @@ class LineFile:
         name: name of the output file, the file of its answers, as a path below `folder`.
         folder: folder of the output files of all files.
         key: everything else that determines the answers, as a value for JSON.
-        any_end: whether a carriage return also ends a line, and not only a newline.
+        plain_text: whether a carriage return also ends a line, and a byte order mark at the beginning of the file is
+            left out.
 
     Attributes:
         output: path of the output file.
@@ -220,10 +223,10 @@ class LineFile:
         OSError: the file cannot be read, or a folder below `folder` is a symbolic link.
     """
 
-    def __init__(self, path: str, name: str, folder: str, key: Any, any_end: bool = False):
+    def __init__(self, path: str, name: str, folder: str, key: Any, plain_text: bool = False):
         self.path = path
         self.output = os.path.join(folder, name)
-        self.any_end = any_end
+        self.plain_text = plain_text
         self.state = os.path.join(folder, STATE, name)
         self.key = key
         self.fingerprint = self._fingerprint()
@@ -260,10 +263,10 @@ class LineFile:
         def lines_without_ends():
             """Yields the lines. Adds the bytes of each, with its end, to `lengths`; sets `has_cr`."""
             nonlocal has_cr
-            for line in _lines_with_ends(blocks_of(self.path), self.any_end):
+            for line in _lines_with_ends(blocks_of(self.path), self.plain_text):
                 lengths.append(len(line))
-                has_cr = has_cr or (self.any_end and line.endswith(b"\r"))
-                yield line.rstrip(b"\r\n") if self.any_end else line.removesuffix(b"\n")
+                has_cr = has_cr or (self.plain_text and line.endswith(b"\r"))
+                yield line.rstrip(b"\r\n") if self.plain_text else line.removesuffix(b"\n")
 
         # (bytes, lines) of each block
         sizes = [(sum(lengths.popleft() for _ in lines), len(lines)) for lines in in_blocks(lines_without_ends(), most)]
@@ -274,7 +277,7 @@ class LineFile:
         first = 1
         for i, (length, lines) in enumerate(sizes):
             part = os.path.join(absolute(self.parts), f"{i:06}{ending}")
-            blocks.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.any_end))
+            blocks.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.plain_text))
             start += length
             first += lines
         return blocks
