@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, mentions, program, raises_naming, raises_parameter, randomise
+from helpers import SMALL, mentions, program, raises_naming, raises_parameter, randomise, run_here
+from small_runs import make_tagger
 
 from txl_programs.pictures import context, drawing, heads, ideas
 from txl_tf.data.vocabulary import Vocab
@@ -466,6 +467,27 @@ def test_a_bad_flag_is_an_error_with_its_name(main, run, tmp_path, arguments, na
     with raises_parameter(name, value):
         main(f"--model_dir={run}", f"--output={tmp_path / 'picture.png'}", *arguments)
     assert not (tmp_path / "picture.png").exists()
+
+
+def test_sinusoids_need_no_text(main, tmp_path):
+    """A text for absolute positions alone is refused; next to a run with relative positions, it has an effect."""
+    make_tagger(tmp_path / "relative")
+    make_tagger(tmp_path / "absolute", attn_type="transformer", pos_embed="sin")
+    (tmp_path / "text.txt").write_text("abc\ncab\n")
+    with raises_parameter("kind", "attention"):
+        main(f"--model_dir={tmp_path / 'absolute'}", "--kind=attention", "--text=a", f"--output={tmp_path / 'a.png'}")
+    for plot_ner in program("tools/plot_ner.py"):
+
+        def draw(*names, plot_ner=plot_ner):
+            runs = ",".join(str(tmp_path / name) for name in names)
+            options = [f"--text_path={tmp_path / 'text.txt'}", "--distance=2", f"--output={tmp_path / 'b.png'}"]
+            return run_here(plot_ner, f"--model_dir={runs}", *options)
+
+        with raises_parameter("text_path"):
+            draw("absolute")
+        assert not (tmp_path / "b.png").exists()
+        draw("absolute", "relative")
+        assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ def make_encoder_decoder(folder):
     RunFolder(folder).create({}, sizes, [vocab, vocab], model, step=1)
 
 
-def make_tagger(folder):
+def make_tagger(folder, **options):
     vocab, bigrams = (vocab_of(["<pad>", "<unk>", *some], unk="<unk>") for some in ("abc", ["ab", "ca"]))
     sizes = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "d_embed": 6, "d_bigram": 4}
-    sizes |= {"n_token": len(vocab), "n_bigram": len(bigrams), "labels": ["O", "B-X", "I-X"]}
+    sizes |= {"n_token": len(vocab), "n_bigram": len(bigrams), "labels": ["O", "B-X", "I-X"], **options}
     tagger = TENER.make(**sizes)
     tagger.build()
     randomise(tagger, scale=0.8)

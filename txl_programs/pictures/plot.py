@@ -179,6 +179,10 @@ def attention():
     folder = RunFolder(only_one(FLAGS.model_dir))
     if folder.family.task == "encoder_decoder":
         return encoder_decoder_attention(folder)
+    if folder.family.task == "tagger":
+        message = f"kind=attention is for language models and encoder-decoders, but {folder} contains "
+        message += f"{folder.family.described}: use txl-plot-ner"
+        raise ParameterError("kind", "attention", "that of txl-plot-ner for a tagger", message)
     if FLAGS.attention is not None:
         raise unused("attention", f"is for encoder-decoders, and {folder} contains {folder.family.described}")
     lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder, "language_model"))

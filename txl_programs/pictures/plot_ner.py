@@ -16,7 +16,7 @@ file by --font.
 
 from absl import flags
 
-from txl_programs.flag_values import CKPT_HELP, FLAGS, check_used
+from txl_programs.flag_values import CKPT_HELP, FLAGS, check_used, unused
 from txl_programs.opening import load_model, names_of
 from txl_programs.program import read_flags, run
 
@@ -150,8 +150,6 @@ def draw_direction(runs, max_distance):
         runs: `{name of a run: (tagger, inputs)}`, see `tener_curves` for the inputs.
         max_distance: largest distance in characters.
     """
-    width = 5 * (len(runs) + any(is_absolute(tagger) for tagger, _ in runs.values()))
-    figure = Figure(figsize=(width, 3.6), layout="constrained")
     panels = []  # `(title, curves)` each
     for name, (tagger, inputs) in runs.items():
         if is_absolute(tagger):
@@ -159,6 +157,7 @@ def draw_direction(runs, max_distance):
             panels += [("sinusoids: p(i) . p(i + d)", plain[None]), (f"{name}: after the projections", projected)]
         else:
             panels.append((f"{name}: by direction", tener_curves(tagger.network, inputs, max_distance)))
+    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for head, curve in enumerate(curves):
             axes.plot(
@@ -238,6 +237,8 @@ def main():
     else:
         names = names_of(FLAGS.model_dir)
         runs = {name: with_inputs(model_dir) for name, model_dir in zip(names, FLAGS.model_dir, strict=True)}
+        if FLAGS.text_path and all(is_absolute(tagger) for tagger, _ in runs.values()):
+            raise unused("text_path", "is for runs with relative positions: curves of sinusoids need no text")
         figure = draw_direction(runs, FLAGS.distance)
     save(figure, FLAGS.output, 120)
     print(FLAGS.output)
