@@ -80,6 +80,13 @@ def test_a_model_of_bytes_reads_a_byte_order_mark(score, tmp_path, together):
     assert counts == [[7, 3], [3, 3]]  # with the newline
 
 
+@pytest.mark.parametrize("lines, share", [("w1 zz w2\nw3 zz\n", "28.6%"), ("w1 w2\n" * 20 + "zz\n", None)])
+def test_many_unknown_words_are_reported(score, lines, share):
+    """2 of 7 tokens, with the ends of the lines; or 1 of 62."""
+    err = score(text=lines.encode(), with_errors=0).err.decode()
+    assert mentions(err, share, "<unk>") if share else "<unk>" not in err
+
+
 def nll_of(lm, vocab, line):
     text = np.array([0, *vocab.encode(f"{line}\n")])[None]
     return lm.score(text[:, :-1], text[:, 1:])[0][0].numpy()

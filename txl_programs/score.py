@@ -97,9 +97,11 @@ def _rounded(value):
     return round(value, 6) if math.isfinite(value) else None
 
 
-def summands(score):
-    """Returns the numbers of a line that are summed over all lines: `nll`, `tokens`, `size` and `lines` of `report`."""
-    return score.nll, score.tokens, score.bytes, 1
+def summands(score, *, unk_id):
+    """Returns the numbers of a line that are summed over all lines: `nll`, `tokens`, `size` and `lines` of
+    `report`, and the number of unknown tokens.
+    """
+    return score.nll, score.tokens, score.bytes, 1, int((score.ids == unk_id).sum())
 
 
 def make_answering(folder, path):
@@ -111,7 +113,7 @@ def make_answering(folder, path):
         return itertools.chain.from_iterable(scorer.score(in_blocks(lines), name, strict, numbers))
 
     text = as_columns if FLAGS.format == "tsv" else functools.partial(as_object, symbols=scorer.vocab.symbols)
-    return Answering(answers, text, summands)
+    return Answering(answers, text, functools.partial(summands, unk_id=scorer.vocab.unk_id))
 
 
 @messages_to_stderr()
@@ -127,8 +129,12 @@ def main():
         print("The vocabulary has no symbol for the end of a line, so the ends of lines do not count.", file=sys.stderr)
     together = None if config.carry_memory else TOGETHER  # memory goes from line to line, but not from block to block
     tally, seconds = answer_input(folder, make_answering, __spec__.name, together)
-    nll, tokens, size, lines = tally.sums or (0.0, 0, 0, 0)
+    # Earlier versions, which may have answered some files, did not count the unknown tokens.
+    nll, tokens, size, lines, unknown = [*tally.sums, *[0] * (5 - len(tally.sums))]
     report(nll, tokens, size, lines, seconds)
+    note = vocab_of(folder).note_on_unknown(int(unknown), int(tokens), "the lines")
+    if note:
+        print(note, file=sys.stderr)
     return int(tally.missing > 0)
 
 

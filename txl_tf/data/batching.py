@@ -167,7 +167,9 @@ def hold_out(texts: Sequence[str], fraction: float, what: str) -> np.ndarray:
     hashes = np.array([zlib.crc32(text.encode()) for text in texts]) / 2**32  # from 0 to 1
     is_held_out = hashes < fraction
     if not 0 < np.sum(is_held_out) < len(texts):
-        leaves = f"valid_fraction={fraction} of {len(texts)} {what} leaves none for training or for validation"
-        message = f"{leaves}: give valid_path, or another valid_fraction"
+        n_different = len(set(texts))
+        different = f" ({n_different} different ones; equal {what} stay together)" if n_different < len(texts) else ""
+        share = f"valid_fraction={fraction} of {len(texts)} {what}{different}"
+        message = f"{share} leaves none for training or for validation: give valid_path, or another valid_fraction"
         raise ParameterError("valid_fraction", fraction, f"a share of at least one of the {what}", message)
     return is_held_out

@@ -107,12 +107,8 @@ class Tally:
         self.notes = without_wrong_advice(list(dict.fromkeys([*self.notes, *other.notes])))
 
     def _add_numbers(self, numbers: Iterable[float]) -> None:
-        """Adds numbers to the sums, one to each. Sums and numbers may also be missing."""
-        numbers = list(numbers)
-        if self.sums and numbers:
-            self.sums = [total + number for total, number in zip(self.sums, numbers, strict=True)]
-        else:
-            self.sums = self.sums or numbers
+        """Adds numbers to the sums, one to each. A missing sum or number is 0."""
+        self.sums = [total + number for total, number in itertools.zip_longest(self.sums, numbers, fillvalue=0)]
 
 
 @dataclasses.dataclass(kw_only=True)

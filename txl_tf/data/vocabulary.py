@@ -41,6 +41,7 @@ BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in r
 
 _BRACKETED = re.compile(r"<.+>|\[.+\]")
 
+MUCH_UNKNOWN = 0.05  # a larger share of unknown symbols in a text causes a message
 KNOWN_SYMBOLS = "the symbols are known"  # why an option that chooses symbols is refused if a vocabulary is given
 
 
@@ -145,6 +146,26 @@ class Vocab:
     def has_plain_text(self) -> bool:
         """Whether `encode` replaces line ends and drops byte order marks, as `plain_text` does."""
         return not self.raw_text and self.level != "byte"
+
+    def note_on_unknown(self, unknown: int, total: int, where: str) -> str | None:
+        """What a user must know if many tokens of a text are unknown; `None` if they are few.
+
+        Args:
+            unknown: number of unknown tokens.
+            total: number of all tokens.
+            where: what the message calls the text.
+        """
+        if unknown <= MUCH_UNKNOWN * total:
+            return None
+        return (
+            f"{unknown / total:.1%} of the tokens of {where} are not in the vocabulary, read as {self.unk}: "
+            "the losses cannot be compared with those of other texts"
+        )
+
+    @property
+    def unk_id(self) -> int | None:
+        """The id of `unk`; `None` if the vocabulary does not have it."""
+        return None if self.unk is None else self.ids.get(self.unk)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of `__init__`, as values that JSON can store."""
@@ -304,7 +325,7 @@ class Vocab:
         Raises:
             UnknownSymbol, ParameterError: as `encode`.
         """
-        unk_id = -1 if self.unk is None else self.ids.get(self.unk, -1)
+        unk_id = -1 if self.unk_id is None else self.unk_id
         id_of: Callable[[str, int], int] = self.ids.get
         for text in texts:
             if self.level == "byte":

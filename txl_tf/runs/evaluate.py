@@ -224,6 +224,9 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str, reading: di
     vocab = folder.load_vocab()
     data = config["data"]
     tokens, size = encode_text(eval_path, vocab, data, reading)
+    note = vocab.note_on_unknown(int(np.sum(tokens == vocab.unk_id)), len(tokens), eval_path)
+    if note:
+        logger.warning(note)
     sizes = measured(data.get("dataset"), {eval_path: size})
     by_character = is_by_character_in(data, vocab)
     return Corpus(vocab, config["model"].get("cutoffs", []), {eval_path: tokens}, by_character, sizes=sizes)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from txl_tf.config import Config, RunConfig
-from txl_tf.data.vocabulary import Vocab
+from txl_tf.data.vocabulary import MUCH_UNKNOWN, Vocab
 from txl_tf.errors import ParameterError, brief
 from txl_tf.files import same_path
 from txl_tf.nn.lora import is_low_rank
@@ -27,7 +27,6 @@ from txl_tf.schema import differing
 logger = logging.getLogger("txl_tf")
 
 _LORA = ("lora_rank", "lora_alpha")  # a run with LoRA can start from a run without it
-_MUCH_UNKNOWN = 0.05  # a larger share of unknown symbols in a text causes a warning
 
 
 class Origin:
@@ -163,7 +162,7 @@ class Origin:
         shares = {kind: unknown / max(total, 1) for kind, (unknown, total) in counts.items()}
         sentence = " and ".join(f"{share:.2%} of the {kind}" for kind, share in shares.items())
         sentence += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""  # "of the text is <unk>"
-        if any(shares[kind] > _MUCH_UNKNOWN for kind in (shares if warn_for is None else warn_for)):
+        if any(shares[kind] > MUCH_UNKNOWN for kind in (shares if warn_for is None else warn_for)):
             logger.warning(
                 f"{sentence}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
                 "gives them rows of their own"

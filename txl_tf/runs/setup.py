@@ -248,8 +248,12 @@ def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distrib
         strategy: strategy that has the replicas.
         type_name: name of the types of the computation, such as "bfloat16", see `MachineConfig.type_name`.
     """
-    sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
-    logger.info("%s: %s symbols; tokens: %s", name, f"{len(corpus.vocab):,}", sizes)
+    n_symbol = f"{len(corpus.vocab):,}"
+    if [*corpus.splits] == [name]:  # a file, read with the vocabulary of a run
+        logger.info("%s: %s tokens; vocabulary: %s symbols", name, f"{len(corpus.splits[name]):,}", n_symbol)
+    else:
+        sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
+        logger.info("%s: %s symbols; tokens: %s", name, n_symbol, sizes)
     replicas = strategy.num_replicas_in_sync
     unit = "replica" if replicas == 1 else "replicas"
     parts = f", parallel_parts={lm.parallel_parts}" if lm.parallel_parts > 1 else ""
