@@ -208,6 +208,7 @@ def main():
     for name in ("weights", "gradients", "optimizer", "activations", "memory", "runtime"):
         print(f"{name:12}{shown(getattr(memory, name))}")
     print(f"{'together':12}{shown(memory.total)}")
+    print("In addition, the import of TensorFlow takes about 0.5 GB of the memory of the process")
 
 
 if __name__ == "__main__":

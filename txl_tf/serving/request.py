@@ -309,6 +309,7 @@ class StoredModel:
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
             parameters = [inspect.Parameter(name, kind, default=defaults.get(name, none)) for name in names]
             vars(call)["__signature__"] = inspect.Signature(parameters)
+            vars(call)["__wrapped__"] = function  # otherwise, TensorFlow warns that one `call` has so many graphs
             signature = [tf.TensorSpec(specs[name].shape, specs[name].dtype, name) for name in names]
             return tf.function(call, autograph=False, input_signature=signature)
 
