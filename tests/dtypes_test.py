@@ -42,12 +42,12 @@ def batch_of(name):
     return inputs, targets
 
 
-def loss_of(name, model):
-    """The training loss of a model as a function of nothing."""
+def loss_of(name, model, **training):
+    """The loss of a model as a function of nothing; with `training=True`, its gradient is that of training."""
     inputs, targets = batch_of(name)
     if hasattr(model, "segment_nll"):
         mems = model.initial_mems(len(inputs))
-        return lambda: tf.reduce_mean(model.segment_nll(inputs, targets, mems)[0])
+        return lambda: tf.reduce_mean(model.segment_nll(inputs, targets, mems, **training)[0])
     if isinstance(model, txl_tf.Transformer):
 
         def loss():
@@ -443,7 +443,7 @@ def test_scores_of_written_targets_are_those_of_the_model(options):
 def test_a_step_subtracts_the_gradient(name):
     """The rate is a power of two, as optimizers keep it in float32."""
     model, (inputs, targets) = CASES[name].make_random("float64"), batch_of(name)
-    loss, variables = loss_of(name, model), model.trainable_variables
+    loss, variables = loss_of(name, model, training=True), model.trainable_variables
     with tf.GradientTape() as tape:
         value = loss()
     gradients = [tf.convert_to_tensor(gradient).numpy() for gradient in tape.gradient(value, variables)]

@@ -348,7 +348,7 @@ def test_what_signatures_have_in_common_is_one_graph(small_lm, tmp_path, monkeyp
         made.append(lm)
         return Texts(tokens[:, None], lengths[:, None], lengths[:, None])
 
-    monkeypatch.setattr(language_model, "write", write)
+    monkeypatch.setattr(language_model, "generate_sequences", write)
     _, tokenizer = write_vocab(tmp_path, [], level="byte")
     served = LanguageModelSignatures(small_lm(n_token=256, n_layer=1), {"vocab": tokenizer}).signatures()
     graphs = [served[name].get_concrete_function() for name in ("generate", "generate_text", "generate_texts")]

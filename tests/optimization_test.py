@@ -368,6 +368,16 @@ def test_replicas_set_weights_to_their_averages_in_the_updates_that_are_due(two_
     assert found == [[9.0] * 2, [8.5] * 2, [7.5] * 2]
 
 
+def test_frozen_weights_are_not_set_to_their_averages():
+    weights = [keras.Variable([number]) for number in (1.0, 10.0)]
+    optimizer = SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4)
+    optimizer.build(weights)
+    for updated in (weights, weights, weights, weights[1:]):
+        optimizer.apply([tf.ones([1])] * len(updated), updated)
+    assert float(weights[0][0]) == -2.0  # after three steps, and its average is higher
+    assert float(weights[1][0]) == 6.875  # the averages are 9, 8.5 and 7.75; then (7.75 + 6) / 2
+
+
 @pytest.mark.ci
 def test_an_optimizer_of_keras_cannot_set_the_weights_of_replicas_during_fit(two_replicas):
     with two_replicas.scope():

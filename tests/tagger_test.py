@@ -37,7 +37,8 @@ def flat_inputs(lengths=LENGTHS):
     chars = ids(lengths)
     inputs = {name: np.pad(chars, [[0, 0], [0, 1]]) for name in ("lattice", "pos_s", "pos_e")}
     for row, length in enumerate(lengths):
-        for name, of_chars, of_word in (("pos_s", np.arange(length), 0), ("pos_e", np.arange(length), length - 1)):
+        last = max(length - 1, 0)
+        for name, of_chars, of_word in (("pos_s", np.arange(length), 0), ("pos_e", np.arange(length), last)):
             inputs[name][row, :length], inputs[name][row, length] = of_chars, of_word
         inputs["lattice"][row, length] = 1 + length % (N_TOKEN - 1)
     lengths = np.array(lengths, np.int32)
@@ -1101,6 +1102,21 @@ def test_wrong_ids_in_any_row_of_arrays_have_a_name_before_the_first_step():
             tagger.fit({"chars": chars}, wrong, batch_size=1, verbose=0)
     for variable, before in zip(tagger.weights, weights, strict=True):
         np.testing.assert_array_equal(variable, before)
+    with raises_parameter("inputs['chars']"):
+        tagger.predict_on_batch({"chars": np.full([1, 2], -1)})
+
+
+@pytest.mark.ci
+def test_tags_of_ids_for_a_network_of_keras_are_checked_too():
+    tagger = txl_tf.Tagger(plain_encoder(), LABELS)
+    tagger.compile("sgd", jit_compile=True)  # whose graphs drop the checks
+    chars, tags = ids(LENGTHS), random_tags()
+    tags[-1, 0] = len(LABELS)
+    for method in (tagger.fit, tagger.evaluate):
+        with raises_parameter("tags"):
+            method(chars, tags, batch_size=1, verbose=0)
+    with raises_parameter("x"):  # features, of which nobody knows the padding
+        tagger.fit(np.ones([2, 3, 4], np.float32), np.zeros([2, 3], int), verbose=0)
 
 
 @pytest.mark.parametrize("make_inputs", [tener_inputs, flat_inputs])

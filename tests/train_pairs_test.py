@@ -75,11 +75,12 @@ def train(model_dir, path, model=(), training=(), data=(), optimizer=(), **optio
 
 @pytest.mark.slow
 def test_the_evaluation_of_a_training_is_that_of_its_files_and_no_unknown_symbol_is_right(tmp_path):
-    """Every target is a name that occurs once: the model learns to write `<unk>`, which is nobody's name."""
+    """Nearly every target is a name that occurs once: the model learns to write `<unk>`, which is nobody's name."""
     lines = "".join(f"{'red' * (1 + i % 3)}{chr(0xE0 + i % 9)}\tname{i}\n" for i in range(60))
     path = write_text(tmp_path / "pairs.tsv", lines)
+    train_path = write_text(tmp_path / "train.tsv", lines + "a\ttwice\n" * 2)
     data = {"valid_path": path, "min_freq": 2}
-    found = train(tmp_path / "run", path, training={**LEARNING, "eval_sources": -1}, data=data)["valid"]
+    found = train(tmp_path / "run", train_path, training={**LEARNING, "eval_sources": -1}, data=data)["valid"]
     assert (found["lines"], found["symbols"]) == (1.0, 1.0)
     done = run_program("tools/translate.py", f"--model_dir={tmp_path / 'run'}", f"--pairs={path}")
     assert mentions(done.stderr, "100.00%", "9")

@@ -30,7 +30,7 @@ from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CheckedCalls, KerasHabits
-from txl_tf.nn.checks import as_array, as_ids, check_tensors, checked_sizes
+from txl_tf.nn.checks import as_array, as_ids, check_tensors, checked_sizes, tensor_error
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.frozen import freeze, with_frozen
 from txl_tf.nn.masks import as_bool
@@ -337,17 +337,15 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
         return emissions, mask, tags
 
     def check_arrays(self, x: Any, y: Any = None) -> None:
-        """Raises ParameterError if an id of the inputs `x` is in no table, or if the tags `y` do not fit them.
-
-        If the inputs have no mask and are those of a user's network, only their first row is read, because they may be
-        large; then the tags of padding are not known, and no tag is checked.
-        """
-        reads_all = self.reads_sentences or isinstance(x, dict)
-        mask = self._mask_of(x if reads_all else keras.tree.map_structure(lambda array: array[:1], x))
+        """Raises ParameterError if an id of the inputs `x` is in no table, or if the tags `y` do not fit them."""
+        mask = self._mask_of(x)
+        if mask.shape.rank != 2:
+            allowed = "ids [batch, time], or a dictionary with the mask of the elements"
+            raise tensor_error("x", x, allowed)
         if y is None:
             return
         check_tensors({"time": mask.shape[1]}, tags=(y, "number batch time"))
-        if reads_all and len(y) == len(mask):
+        if len(y) == len(mask):
             checked_tags(y, mask, len(self.labels))
 
     def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:

@@ -214,7 +214,7 @@ class MemorylessModel(AmongWorkers):
             held_out = kwargs.get("validation_split") or 0.0
             self._check_shares("batch_size", kwargs.get("batch_size"), kwargs.get("x"), held_out=held_out)
             validation = kwargs.get("validation_data")
-            if isinstance(validation, tuple):
+            if isinstance(validation, (tuple, list)):
                 self._check_arrays("test_step", *validation[:2])
                 name = "batch_size" if kwargs.get("validation_batch_size") is None else "validation_batch_size"
                 self._check_shares(name, kwargs.get(name), validation[0], "validation_data")
@@ -320,6 +320,11 @@ class MemorylessModel(AmongWorkers):
         self._watch(kwargs)
         with plain_messages():
             return super().predict(**kwargs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The results of `predict` for one batch. Raises ParameterError as `predict` does."""
+        self._check_arrays("predict_step", x)
+        return super().predict_on_batch(x)
 
     def train_on_batch(
         self,

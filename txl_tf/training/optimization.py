@@ -270,7 +270,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
         _on_all_replicas(update, self._clipped(grads))
         if self.use_ema:
-            self._move_averages()
+            self._move_averages(weights)
         for weight in weights:
             if weight.constraint is not None:
                 weight.assign(weight.constraint(weight))
@@ -296,10 +296,11 @@ class ClipAfterAverage(MixedIntoOptimizer):
             grads, _ = tf.clip_by_global_norm(grads, self.clip, use_norm=norm)
         return grads
 
-    def _move_averages(self) -> None:
-        """Moves the averages towards the weights. The first update sets them to the weights.
+    def _move_averages(self, updated: Sequence[keras.Variable]) -> None:
+        """Moves all averages towards the weights. The first update sets them to the weights.
 
-        In every `ema_overwrite_frequency`-th update, it then sets the weights to the averages.
+        In every `ema_overwrite_frequency`-th update, it then sets the `updated` weights, which are not frozen, to their
+        averages.
         """
         iterations: Any = self.iterations
         for weight in self.slots.weights:
@@ -308,7 +309,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
             average.assign(momentum * average + (1 - momentum) * weight)
         if self.ema_overwrite_frequency:
             is_due = (iterations + 1) % self.ema_overwrite_frequency == 0
-            for weight in self.slots.weights:  # without `cond`, in which replicas cannot assign
+            for weight in updated:  # without `cond`, in which replicas cannot assign
                 weight.assign(tf.where(is_due, self.slots.of(weight, "average"), weight))
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:

@@ -463,7 +463,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         ids_of += [("x[1]", ids, self.target_vocab_size) for ids in target]
         ids_of += [] if y is None else [("y", y, self.target_vocab_size)]
         for name, ids, n_token in ids_of:
-            check_ids(name, np.asarray(as_ids(name, ids)), n_token)
+            as_ids(name, ids)  # raises an error unless they are whole numbers
+            check_ids(name, np.asarray(ids), n_token)
 
     def check_shapes(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if known lengths of `x` and `y` of a batch do not fit the model, or one another."""
