@@ -746,6 +746,13 @@ def test_what_a_scheme_does_not_take_is_refused_by_name(positions, name, value):
         assert caught.value.name == name and caught.value.value == value
 
 
+def test_the_error_for_an_unknown_scheme_says_how_to_register_one():
+    sizes = {name: value for name, value in SIZES.items() if name in ModelConfig.names()}
+    for make_one in (lambda: ModelConfig(**sizes, positions="nobody"), lambda: MultiHeadAttn(8, 2, 4, positions="no")):
+        with raises_parameter("positions", limit="txl_tf.layers.register_positions"):
+            make_one()
+
+
 @pytest.mark.parametrize("positions", ["relative", "sinusoids", "learned", "nobody", "", 3, Positions])
 def test_attention_takes_only_schemes_that_need_no_network(positions):
     for make_layer in (
@@ -759,13 +766,6 @@ def test_attention_takes_only_schemes_that_need_no_network(positions):
         MultiHeadAttn(8, 2, 5, positions="rotary")
 
 
-def test_settings_of_a_model_change_where_the_scheme_has_them(eager):
-    alibi, sinusoids, learned = (make(name, mem_len=0) for name in ("alibi", "sinusoids", "learned"))
-    with pytest.raises(txl_tf.ParameterError) as caught:
-        alibi.clamp_len = 5
-    assert (caught.value.name, caught.value.value, alibi.clamp_len) == ("clamp_len", 5, -1)
-    with pytest.raises(txl_tf.ParameterError):
-        sinusoids.reset_token = 1
 def doubled(base):
     class Doubled(base):
         def call(self, w, *args, **kwargs):
@@ -857,6 +857,13 @@ def test_a_network_that_calls_its_layers_itself_may_have_any_layers(eager):
     assert np.isfinite(network_of("relative", Foreign, enter=enter)(words(1, 3))[0]).all()
 
 
+def test_settings_of_a_model_change_where_the_scheme_has_them(eager):
+    alibi, sinusoids, learned = (make(name, mem_len=0) for name in ("alibi", "sinusoids", "learned"))
+    with pytest.raises(txl_tf.ParameterError) as caught:
+        alibi.clamp_len = 5
+    assert (caught.value.name, caught.value.value, alibi.clamp_len) == ("clamp_len", 5, -1)
+    with pytest.raises(txl_tf.ParameterError):
+        sinusoids.reset_token = 1
     for lm in (alibi, learned):
         with pytest.raises(txl_tf.ParameterError):
             lm.context_len = 4

@@ -38,6 +38,8 @@ POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
 SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
+# The end of the error for another name. A run of a user's scheme can only be opened if its class is registered.
+OWN_SCHEMES = "or a name given to txl_tf.layers.register_positions: import the module that registers it first"
 # Arguments of a network that a scheme does not accept: `{argument: why}`.
 REFUSED_BY_DEFAULT: Mapping[str, str] = {
     "clamp_len": "limits the sinusoids of distances, which only positions='relative' has",
@@ -151,7 +153,7 @@ class NetworkConfig(DecoderConfig):
     )
     untie_r: bool = option("Give every layer its own r_w_bias and r_r_bias.", default=False)
     reset_token: int | None = option("Token before which the memory is reset.", at_least(0), default=None, free=True)
-    positions: str = option("How the network sees positions.", one_of(SCHEMES), default="relative")
+    positions: str = option("How the network sees positions.", one_of(SCHEMES, OWN_SCHEMES), default="relative")
 
 
 @group
