@@ -58,9 +58,14 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "alibi": REFUSED_BY_DEFAULT,
     "rotary": REFUSED_BY_DEFAULT,
 }
-# To add an activation: add its name here and, if it is gated, to `GATED_ACTIVATIONS` and to the help text of
-# `activation` below; its function to `_ACTIVATIONS` of `txl_tf/nn/feed_forward.py`; and its arrays to `INNER_ARRAYS` of
-# `txl_config/memory.py`.
+# To add an activation:
+# - code: add its name here and, if it is gated, to `GATED_ACTIVATIONS` and to the help text of `activation` below; its
+#   function to `_ACTIVATIONS` of `txl_tf/nn/feed_forward.py`; and its arrays to `INNER_ARRAYS` of
+#   `txl_config/memory.py`, after a measurement as in `tests/memory_estimate_test.py`;
+# - docs: the docstrings of `PositionwiseFF` and of `TransformerXL` (`txl_tf/transformer_xl/network.py`), the table of
+#   variants in docs/research.md, and the factors of the estimate in docs/performance.md and at the top of
+#   `txl_config/memory.py`;
+# - tests: the names in `tests/config_test.py`, and its equation in `tests/variants_test.py`.
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 GATED_ACTIVATIONS = ("swiglu",)  # kernel_1 is [E, 2 F]: half of its result gates the other half
 NORMS = ("layer", "rms")
