@@ -330,6 +330,14 @@ def test_a_script_is_one_that_bash_and_slurm_read(path):
     assert asked["ntasks-per-node"] == "1" and asked["open-mode"] == "append" and "requeue" in asked
 
 
+def test_the_batches_that_the_script_for_slurm_suggests_are_multiples_of_its_gpus():
+    text = (DEPLOY / "slurm-train.sbatch").read_text()
+    (nodes,), (gpus,) = (re.findall(rf"SBATCH --{name}=(\d+)", text) for name in ("nodes", "gpus-per-node"))
+    sizes = re.findall(r"--(\w+_batch_size)=(\d+)", text)
+    assert {name for name, _ in sizes} == {"train_batch_size", "eval_batch_size"}
+    assert not any(int(size) % (int(nodes) * int(gpus)) for _, size in sizes)
+
+
 @pytest.mark.slow
 def test_the_script_for_slurm_trains_with_two_tasks_as_one_device_does(tmp_path):
     place(tmp_path, srun=SRUN, txl_train=SMALL_TRAINING)

@@ -431,7 +431,7 @@ def test_the_python_of_the_faq_runs(five_minutes, workplace, monkeypatch):
     names = {}
     for code in blocks("python", "faq.md").values():
         exec(code, names)
-    assert names["vector"].shape == (1, 128)
+    assert names["hidden"].shape == (*names["ids"].shape, 128)
 
 
 # ------------------------------------------------------------------------------------------------------- serving

@@ -1,6 +1,7 @@
 """The program that continues a text."""
 
 import codecs
+import dataclasses
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from helpers import (
 )
 
 import txl_tf
+from txl_config import SamplingConfig
 from txl_tf.data.batching import padded
 from txl_tf.data.lines import LineError
 from txl_tf.data.vocabulary import Vocab
@@ -34,6 +36,12 @@ from txl_tf.language.text_generator import Continuation, TextStream
 from txl_tf.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("opened_once")
+# Options that do not change the most likely token, and a value of each that is not the default.
+OF_SAMPLING = {
+    field.name: 5 if isinstance(field.default, int) else 0.5
+    for field in dataclasses.fields(SamplingConfig)
+    if field.name not in ("repetition_penalty", "repetition_window")
+}
 
 
 @pytest.fixture(scope="module")
@@ -567,9 +575,13 @@ def test_what_does_not_go_together_is_refused_before_the_model_is_loaded(tool, w
         (["--prompt=w1", "--repetition_window=9"], "repetition_window"),
         (["--interactive", "--num_return_sequences=2"], "num_return_sequences"),
         (["--prompt=w1", "--prompt_file=x"], "prompt"),
-        (["--prompt=w1", "--greedy", "--top_k=5"], "top_k"),
+        *(([f"--{name}={value}", "--prompt=w1", "--greedy"], name) for name, value in OF_SAMPLING.items()),
+        *(
+            ([f"--{name}={value}", "--prompt=w1", "--temperature=0"], name)
+            for name, value in OF_SAMPLING.items()
+            if name != "temperature"
+        ),
         (["--prompt=w1", "--greedy", "--num_return_sequences=2"], "num_return_sequences"),
-        (["--prompt=w1", "--temperature=0", "--min_p=0.1"], "min_p"),
         (["--prompt=w1", "--greedy", "--seed=5"], "seed"),
         (["--prompt=w1", "--temperature=0", "--seed=5"], "seed"),
     ],

@@ -9,9 +9,10 @@ import pytest
 from helpers import ROOT, SMALL, make_run, mentions, program, raises_parameter, run_here, word_vocab, write_splits
 
 import txl_tf
-from txl_config.memory import count_weights, training_memory
-from txl_tf.config import ModelConfig, TransformerLMConfig
+from txl_config.memory import INNER_ARRAYS, count_weights, training_memory
+from txl_tf.config import ACTIVATIONS, GATED_ACTIVATIONS, ModelConfig, TransformerLMConfig
 from txl_tf.config.presets import preset_settings
+from txl_tf.nn.feed_forward import _ACTIVATIONS
 from txl_tf.runs.folder import RunFolder
 
 MODELS = [
@@ -55,6 +56,10 @@ def test_what_changes_the_estimate():
     assert training_memory(deep, 4, 8, recompute=True).activations < training_memory(deep, 4, 8).activations / 3
     with raises_parameter("n_token"):
         count_weights(ModelConfig(**{**SMALL, "n_token": None}))
+
+
+def test_every_activation_has_a_function_and_its_arrays():
+    assert {*INNER_ARRAYS} == {*_ACTIVATIONS} == {*ACTIVATIONS} and {*GATED_ACTIVATIONS} <= {*ACTIVATIONS}
 
 
 def test_gelu_and_swiglu_keep_more_arrays_of_the_inner_width_than_relu():

@@ -746,6 +746,13 @@ def test_what_a_scheme_does_not_take_is_refused_by_name(positions, name, value):
         assert caught.value.name == name and caught.value.value == value
 
 
+def test_the_error_for_an_unknown_scheme_says_how_to_register_one():
+    sizes = {name: value for name, value in SIZES.items() if name in ModelConfig.names()}
+    for make_one in (lambda: ModelConfig(**sizes, positions="nobody"), lambda: MultiHeadAttn(8, 2, 4, positions="no")):
+        with raises_parameter("positions", limit="txl_tf.layers.register_positions"):
+            make_one()
+
+
 @pytest.mark.parametrize("positions", ["relative", "sinusoids", "learned", "nobody", "", 3, Positions])
 def test_attention_takes_only_schemes_that_need_no_network(positions):
     for make_layer in (
@@ -757,6 +764,97 @@ def test_attention_takes_only_schemes_that_need_no_network(positions):
         assert caught.value.name == "positions" and caught.value.value == positions
     with raises_parameter("d_head", 5):
         MultiHeadAttn(8, 2, 5, positions="rotary")
+
+
+def doubled(base):
+    class Doubled(base):
+        def call(self, w, *args, **kwargs):
+            return 2 * super().call(w, *args, **kwargs)
+
+    return Doubled
+
+
+def network_of(positions, layer_class, attention_class=None, **methods):
+    """A network with own classes; its layers are of a subclass if there is an `attention_class`."""
+    if attention_class is not None:
+        layer_class = type("Layer", (layer_class,), {"attention_class": attention_class})
+    network_class = type("Network", (txl_tf.TransformerXL,), {"layer_class": layer_class, **methods})
+    return network_class(**SIZES, mem_len=3, positions=positions)
+
+
+@pytest.mark.parametrize("positions", ["relative", "sinusoids", "alibi", "rotary", "t5"])
+def test_own_classes_must_take_the_arguments_of_the_scheme(positions, eager):
+    fitting, other = ("TransformerXLLayer", "RelMultiHeadAttn"), ("TransformerLMLayer", "MultiHeadAttn")
+    if positions != "relative":
+        fitting, other = other, fitting
+    layer_class, attention_class = (getattr(txl_tf.layers, name) for name in fitting)
+    other_layer, other_attention = (getattr(txl_tf.layers, name) for name in other)
+    for own_class in (doubled(other_layer), doubled(doubled(other_layer)), type("Plain", (other_layer,), {})):
+        with raises_parameter("layer_class", own_class.__name__, limit=f"{fitting[0]} with positions={positions!r}"):
+            network_of(positions, own_class)
+    for own_class in (doubled(other_attention), other_attention):
+        limit = f"{fitting[1]} with positions={positions!r}"
+        with raises_parameter("attention_class", own_class.__name__, limit=limit):
+            network_of(positions, layer_class, own_class)
+        with raises_parameter("attention_class", own_class.__name__, limit=limit):
+            network_of(positions, doubled(layer_class), own_class)
+    for network in (
+        network_of(positions, doubled(layer_class)),
+        network_of(positions, layer_class, doubled(attention_class)),
+    ):
+        assert np.isfinite(network(words(1, 3))[0]).all()
+
+
+def of_no_base(self, w, *args, **kwargs):
+    return w + 1
+
+
+def by_name(self, w, attn_mask=None, mems=None, dropout_key=None):
+    return self.rel_attn(w, attn_mask=attn_mask, mems=mems)
+
+
+@pytest.mark.parametrize(
+    "positions, attention, call",
+    [
+        ("sinusoids", None, of_no_base),
+        ("sinusoids", None, tf.function(of_no_base)),
+        ("relative", "MultiHeadAttn", of_no_base),
+        ("alibi", "MultiHeadAttn", by_name),
+        ("alibi", "MultiHeadAttn", tf.function(by_name)),
+    ],
+)
+def test_a_layer_with_a_call_of_its_own_may_have_any_base(positions, attention, call, eager):
+    own_class = type("Own", (txl_tf.layers.TransformerXLLayer,), {"call": call})
+    network = network_of(positions, own_class, attention and getattr(txl_tf.layers, attention))
+    assert np.isfinite(network(words(1, 3))[0]).all()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Foreign(keras.layers.Layer):
+    """A layer that is no class of the library's."""
+
+    def __init__(self, name=None, **arguments):
+        super().__init__(name=name)
+
+    def build(self, shape=None):
+        self.built = True
+
+    def call(self, w, attn_mask, mems, dropout_key=None):
+        return w
+
+
+def test_a_layer_of_keras_is_a_layer(eager):
+    assert np.isfinite(network_of("sinusoids", Foreign)(words(1, 3))[0]).all()
+    with raises_parameter("layer_class", "Foreign"):
+        network_of("relative", Foreign)
+
+
+def test_a_network_that_calls_its_layers_itself_may_have_any_layers(eager):
+    def enter(self, tokens, mems, *args, **kwargs):
+        hidden, arguments, mask = txl_tf.TransformerXL.enter(self, tokens, mems, *args, **kwargs)
+        return hidden, [rest[3:] for rest in arguments], mask
+
+    assert np.isfinite(network_of("relative", Foreign, enter=enter)(words(1, 3))[0]).all()
 
 
 def test_settings_of_a_model_change_where_the_scheme_has_them(eager):

@@ -294,7 +294,7 @@ def test_pairs_are_numbered_as_in_their_file_and_what_has_no_translation_is_wron
     assert run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}") == 1
     out, err = capsys.readouterr()
     assert out == f"{right}\n{right}\n\n" and mentions(err, "pairs.tsv", "3", "21")
-    assert mentions(err, "50.00%", "2")
+    assert mentions(err, "50.00%", 2, 3)
     with_bad = write_text(tmp_path / "bad.tsv", f"\nabc\t{right}\tCC-BY\n{long}\tB A\tCC-BY\nabc\t\tCC-BY\n")
     flags = ["--skip_bad_lines", "--bleu_tokenize=none"]
     assert run_here(tool, f"--model_dir={folder}", f"--pairs={with_bad}", *flags) == 0
@@ -304,6 +304,14 @@ def test_pairs_are_numbered_as_in_their_file_and_what_has_no_translation_is_wron
     assert "3 columns" in err and ("|tok:none|" in err or "txl_tf[seq2seq]" in err)
     with raises_naming(ValueError, "--output", pairs):
         run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}", f"--output={pairs}")
+
+
+@pytest.mark.parametrize("n_pairs", [2, 5])
+def test_error_rates_say_how_many_sources_and_pairs_they_are_about(tool, n_pairs, capsys):
+    tool.FLAGS(["translate.py", "--model_dir=run"])
+    tool.report(["A", "B"], [["A"], ["C"]], "char", n_pairs)
+    err = capsys.readouterr().err
+    assert mentions(err, "50.00%", 2) and mentions(err, "50.00%", 2, 5) == (n_pairs == 5)
 
 
 def test_sources_are_translated_as_they_come(made, tool, monkeypatch):

@@ -33,14 +33,16 @@ class _OneOf:
 
     Attributes:
         choices: the strings that are allowed. The flag of the hyper-parameter accepts only these.
+        more: the end of the error, after the choices.
     """
 
-    def __init__(self, choices: Collection[str]) -> None:
+    def __init__(self, choices: Collection[str], more: tuple[str, ...] = ()) -> None:
         self.choices = choices
+        self.more = more
 
     def __call__(self, name: str, value: Any) -> None:
         if not isinstance(value, str) or value not in self.choices:
-            raise ParameterError(name, value, list(self.choices))
+            raise ParameterError(name, value, [*self.choices, *self.more])
 
 
 class _OneOfOrInitializer(_OneOf):
@@ -55,9 +57,12 @@ class _OneOfOrInitializer(_OneOf):
             raise ParameterError(name, value, [*self.choices, "a Keras initializer"], message)
 
 
-def one_of(choices: Collection[str]) -> Check:
-    """A check: the value must be one of the strings `choices`. If `choices` grows later, the check allows more."""
-    return _OneOf(choices)
+def one_of(choices: Collection[str], *more: str) -> Check:
+    """A check: the value must be one of the strings `choices`. If `choices` grows later, the check allows more.
+
+    `more` follows the choices in the error, for example to say how `choices` can grow.
+    """
+    return _OneOf(choices, more)
 
 
 def one_of_or_initializer(choices: Collection[str]) -> Check:

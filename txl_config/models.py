@@ -38,6 +38,8 @@ POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
 SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
+# The end of the error for another name. A run of a user's scheme can only be opened if its class is registered.
+OWN_SCHEMES = "or a name given to txl_tf.layers.register_positions: import the module that registers it first"
 # Arguments of a network that a scheme does not accept: `{argument: why}`.
 REFUSED_BY_DEFAULT: Mapping[str, str] = {
     "clamp_len": "limits the sinusoids of distances, which only positions='relative' has",
@@ -56,9 +58,14 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "alibi": REFUSED_BY_DEFAULT,
     "rotary": REFUSED_BY_DEFAULT,
 }
-# To add an activation: add its name here and, if it is gated, to `GATED_ACTIVATIONS` and to the help text of
-# `activation` below; its function to `_ACTIVATIONS` of `txl_tf/nn/feed_forward.py`; and its arrays to `INNER_ARRAYS` of
-# `txl_config/memory.py`.
+# To add an activation:
+# - code: add its name here and, if it is gated, to `GATED_ACTIVATIONS` and to the help text of `activation` below; its
+#   function to `_ACTIVATIONS` of `txl_tf/nn/feed_forward.py`; and its arrays to `INNER_ARRAYS` of
+#   `txl_config/memory.py`, after a measurement as in `tests/memory_estimate_test.py`;
+# - docs: the docstrings of `PositionwiseFF` and of `TransformerXL` (`txl_tf/transformer_xl/network.py`), the table of
+#   variants in docs/research.md, and the factors of the estimate in docs/performance.md and at the top of
+#   `txl_config/memory.py`;
+# - tests: the names in `tests/config_test.py`, and its equation in `tests/variants_test.py`.
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 GATED_ACTIVATIONS = ("swiglu",)  # kernel_1 is [E, 2 F]: half of its result gates the other half
 NORMS = ("layer", "rms")
@@ -151,7 +158,7 @@ class NetworkConfig(DecoderConfig):
     )
     untie_r: bool = option("Give every layer its own r_w_bias and r_r_bias.", default=False)
     reset_token: int | None = option("Token before which the memory is reset.", at_least(0), default=None, free=True)
-    positions: str = option("How the network sees positions.", one_of(SCHEMES), default="relative")
+    positions: str = option("How the network sees positions.", one_of(SCHEMES, OWN_SCHEMES), default="relative")
 
 
 @group

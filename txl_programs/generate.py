@@ -412,7 +412,8 @@ def print_when_complete(folder: RunFolder, vocab: Vocab, ids: np.ndarray, echo: 
 def check_flags() -> None:
     """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    limits = ["top_k", "top_p", "min_p"]
+    also_greedy = ("temperature", "repetition_penalty", "repetition_window")  # options that change the likeliest token
+    limits = [name for name in SamplingConfig.names() if name not in also_greedy]
     draws = newly_given(["seed", "num_return_sequences"], {})
     whole_text_flags = changed(["beam_size"]) + given(["regex", "json_schema", "suppress_tokens"])
     search = FLAGS.beam_size > 1

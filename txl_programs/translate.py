@@ -142,16 +142,20 @@ def for_every_line(sources: Iterable[str], answers: Iterator[Answer]) -> Iterato
         yield answer_of[source]
 
 
-def report(texts: list[str], references: list[list[str]], level: str) -> None:
+def report(texts: list[str], references: list[list[str]], level: str, n_pairs: int) -> None:
     """Prints the error rates of the best translations and, if sacrebleu is installed, BLEU and chrF.
 
     Args:
         texts: the best translation of each source; empty, and thus wrong, if the source could not be translated.
         references: list of the correct targets of each source.
         level: level of the target's tokens, such as "word".
+        n_pairs: number of pairs. It is larger than the number of sources if pairs have the same source.
     """
     rates = error_rates(texts, references, level)
-    lines = f"{rates['lines']:.2%} of {len(texts):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
+    counted = f"{len(texts):,} lines"
+    if n_pairs != len(texts):
+        counted = f"{len(texts):,} different sources ({n_pairs:,} pairs)"
+    lines = f"{rates['lines']:.2%} of {counted} wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
     scores = corpus_scores(texts, references, FLAGS.bleu_tokenize, level)
     print(lines, *scores.values() or ['(pip install "txl_tf[seq2seq]" for BLEU and chrF)'], sep="\n", file=sys.stderr)
 
@@ -200,7 +204,7 @@ def compare(folder: RunFolder, vocabs: list[Vocab]) -> Tally:
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
     answers = for_every_line(sides[0], collecting_best(answers, best))
     tally = write_answers(answers, answering.text, answering.numbers, FLAGS.raw)
-    report([translation.text for translation in best], list(references.values()), vocabs[1].level)
+    report([translation.text for translation in best], list(references.values()), vocabs[1].level, len(sides[0]))
     return tally
 
 

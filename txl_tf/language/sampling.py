@@ -1,9 +1,21 @@
 """Samples the next token of every row from its hidden state, with the options of `generate`.
 
-To add an option: add a field to `SamplingConfig` of `txl_config/sampling.py`, a field with the same name to `Sampling`
-below, its effect to `apply_options`, and an argument to `generate` (`language/generation.py`) and to the page of the
-demo (`txl_programs/demo/language_model_page.py`). Flags, requests to servers and SavedModels get it from
-`SamplingConfig`. If the option has no effect without another one, see `check_used` there, and `is_neutral` below.
+To add an option:
+
+1. Add a field to the end of `SamplingConfig` of `txl_config/sampling.py`, and a field with the same name to `Sampling`
+   below, between `repetition_window` and `seeds`. The tests of sampling expect both in the same order.
+2. Add its effect to `apply_options` below. If the option has no effect without another one, see `check_used` of
+   `SamplingConfig`, and `is_neutral` below.
+3. Add an argument to `generate` (`language/generation.py`).
+4. Add a component to the page of the demo (`txl_programs/demo/language_model_page.py`), and its texts and the option's
+   name in Chinese to `txl_programs/demo/chinese.py`.
+5. If the option changes the most likely token, add it to `also_greedy` in `txl_programs/generate.py`. Otherwise, the
+   program refuses it together with `--greedy`.
+6. Add it to the docs: the options in "Generate" of docs/guide.md, and in docs/serving.md the fields of a completion,
+   the signatures and the defaults; also the docstring in `serving/language_model.py`.
+7. Add a bad value to `BAD` in `tests/config_test.py`.
+
+Flags, requests to servers and SavedModels get the option from `SamplingConfig`.
 
 Shapes:
     B: batch      N: n_token, the vocabulary      E: d_model

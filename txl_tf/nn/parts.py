@@ -79,6 +79,38 @@ def _methods_of_instance(part: Any) -> set[str]:
     return {name for name in methods if is_overridden(part, name)}  # Keras sets `build`, for example
 
 
+def deciding_call(part: Any) -> Any:
+    """The `call` whose signature decides which arguments a layer or model accepts: a function.
+
+    A `call` with `*args` or `**kwargs` that uses `super()` passes them on. So the `call` that it overrides decides.
+    `None` if a user has set the method on the instance.
+    """
+    calls = [] if "call" in vars(part) else [vars(cls)["call"] for cls in type(part).__mro__ if "call" in vars(cls)]
+    return next((call for call in calls if not _passes_on(call)), None)
+
+
+def _passes_on(call: Any) -> bool:
+    """Whether a method has `*args` or `**kwargs` and uses `super()`."""
+    code = getattr(inspect.unwrap(_function_of(call)), "__code__", None)
+    if code is None or not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return False
+    return "super" in code.co_names
+
+
+def accepts(part: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether `part(*args, **kwargs)` fits the signature of `deciding_call`. True if the signature is not known."""
+    call = deciding_call(part)
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(part, *args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
 def check_methods(model: Any) -> None:
     """Raises ParameterError if a user has set a method on a model after its constructor: a file would not have it.
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from txl_config.models import REFUSED, REFUSED_BY_DEFAULT
+from txl_config.models import OWN_SCHEMES, REFUSED, REFUSED_BY_DEFAULT
 from txl_tf.config import SCHEMES, NetworkConfig
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
@@ -211,7 +211,7 @@ def scheme_of(positions: Any) -> Any:
     if positions is None:
         return Positions()
     if not isinstance(positions, str) or positions not in SCHEMES:
-        raise ParameterError("positions", positions, [*SCHEMES, "or a name given to register_positions"])
+        raise ParameterError("positions", positions, [*SCHEMES, OWN_SCHEMES])
     scheme: Any = SCHEMES[positions]()
     if isinstance(scheme, keras.Layer):
         scheme.name = "positions"  # files contain this name; Keras would add a number to it

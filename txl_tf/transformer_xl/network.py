@@ -25,8 +25,16 @@ from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights
-from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_overridden, registered_classes
-from txl_tf.nn.position_schemes import Learned, Relative, checked_scheme
+from txl_tf.nn.parts import (
+    accepts,
+    checked_config,
+    choosing,
+    chosen_class,
+    deciding_call,
+    is_overridden,
+    registered_classes,
+)
+from txl_tf.nn.position_schemes import Learned, Positions, Relative, checked_scheme
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.transformer_xl.absolute_layer import TransformerLMLayer
@@ -200,7 +208,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
     recompute: bool
     scheme: Any
 
-    layer_class: Any = TransformerXLLayer  # by default, `TransformerLMLayer` if positions are not relative
+    # A user's class must be a `TransformerXLLayer` if positions are relative, and else a `TransformerLMLayer`.
+    layer_class: Any = TransformerXLLayer  # the default stands for the class that fits the positions
     restores_parts = True
     r_w_bias: Any = None  # only with relative positions
     r_r_bias: Any = None  # the same
@@ -251,11 +260,36 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         self.decoder_layers = [layer_class(**layer_arguments, name=f"layer_{i}") for i in range(self.n_layer)]
         for layer in self.decoder_layers:
             self.scheme.join(layer)
+        self._check_classes()
         if self.pre_lnorm and self.norm == "layer" and self.scheme.turns and self.scheme.scores_positions:
             allowed = "a scheme that turns keys or adds scores, but not both, with pre_lnorm and norm='layer'"
             raise ParameterError("positions", self.positions, allowed)
         # Start the keys after the layers are made. The order of draws decides the initial weights for a given seed.
         self.start_keys(seed, always=True)
+
+    def _check_classes(self) -> None:
+        """Raises ParameterError if the layers, or their attention, do not accept the arguments of the scheme.
+
+        Nothing is checked if a user's network or scheme passes other arguments.
+        """
+        of_layer = type(self.scheme).of_layer
+        own_calls = any(is_overridden(self, name) for name in ("call", "forward", "enter"))
+        if own_calls or of_layer not in (Positions.of_layer, Relative.of_layer):
+            return
+        distances = ("r", "r_w_bias", "r_r_bias") if of_layer is Relative.of_layer else ()
+        layer_class = TransformerXLLayer if distances else TransformerLMLayer
+        attention_class = layer_class.attention_class
+        with_positions = f"with positions={self.positions!r}"
+        for layer in self.decoder_layers:
+            arguments = ("w", *distances, "attn_mask", "mems")
+            if not accepts(layer, *arguments, dropout_key=None):
+                allowed = f"a subclass of txl_tf.layers.{layer_class.__name__} {with_positions}"
+                raise ParameterError("layer_class", type(layer).__name__, allowed)
+            if deciding_call(layer) is not layer_class.call:
+                continue  # it may call its attention with other arguments
+            if not accepts(layer.rel_attn, **dict.fromkeys((*arguments, "content_mask", "dropout_key"))):
+                allowed = f"a subclass of txl_tf.layers.{attention_class.__name__} {with_positions}"
+                raise ParameterError("attention_class", type(layer.rel_attn).__name__, allowed)
 
     def get_config(self) -> dict[str, Any]:
         layer = self.decoder_layers[0]
