@@ -53,7 +53,7 @@ def ci(session):
 
 @nox.session
 def slow(session):
-    """The slow tests, with those that are marked ci, about 50 minutes."""
+    """The slow tests, with those that are marked ci, more than 1.5 hours."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
 
