@@ -246,6 +246,6 @@ def optimizer_config(training: RunConfig, other_defaults: Mapping[str, Any]) -> 
     warmup = arguments["warmup_steps"]
     if warmup >= steps and arguments["schedule"] != "noam" and not FLAGS["warmup_steps"].present:
         arguments["warmup_steps"] = steps // 10
-        message = "warmup_steps=%d, as no flag gives it, is not less than train_steps=%d: warmup_steps=%d is used instead."
+        message = "warmup_steps=%d, which is not given, must be less than train_steps=%d: warmup_steps=%d is used."
         logging.getLogger("txl_tf").info(message, warmup, steps, steps // 10)
     return OptimizerConfig(**arguments)
