@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from txl_config.models import Bin, bins
@@ -46,24 +45,6 @@ def check_ids(name: str, ids: Any, n_token: int) -> None:
     if outside.size:
         allowed = f"ids between 0 and n_token - 1 = {n_token - 1}"
         raise ParameterError(name, outside[0], allowed, f"{id_error(name, n_token)} {outside[0]}")
-
-
-def checked_ids(name: str, ids: Tensor, n_token: int) -> Tensor:
-    """`ids`, int of any shape, with a check that all of them are in the vocabulary. XLA drops the check of a graph.
-
-    Raises:
-        ParameterError: as `check_ids`, in eager execution.
-        tf.errors.InvalidArgumentError: the same, when a graph runs.
-    """
-    if tf.executing_eagerly():
-        check_ids(name, np.asarray(ids), n_token)
-        return ids
-    smallest: Any = tf.reduce_min(ids)
-    largest: Any = tf.reduce_max(ids)
-    is_inside = (smallest >= 0) & (largest < n_token) | (tf.size(ids) == 0)
-    outside = tf.where(smallest < 0, smallest, largest)
-    with tf.control_dependencies([tf.debugging.Assert(is_inside, [id_error(name, n_token), outside])]):
-        return tf.identity(ids)
 
 
 def mask_adaptive_embedding_lookup(

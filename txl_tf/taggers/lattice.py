@@ -91,8 +91,8 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
     is_item: Any = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
     # int64, because the code of a pair below can be as large as the fourth power of `base`.
     pos_s, pos_e = (tf.cast(x, tf.int64) for x in (pos_s, pos_e))
-    # Only distances matter, so positions may begin anywhere.
-    first = tf.reduce_min(tf.where(is_item, pos_s, tf.int64.max))
+    # Only distances matter, so positions may begin anywhere. On a GPU, TensorFlow has no `reduce_min` of int64.
+    first = -tf.reduce_max(tf.where(is_item, -pos_s, -tf.int64.max))
     pos_s, pos_e = (tf.where(is_item, x - first, 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
     # The code of a pair is a number whose digits are its distances, shifted so that the smallest is 0.

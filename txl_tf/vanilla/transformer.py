@@ -32,7 +32,7 @@ from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import CachedMemory, CheckedCalls, KerasHabits, Layer, NotCacheable
 from txl_tf.nn.checks import as_ids, check_tensors, checked_length, checked_sizes, shown, tensor_error
 from txl_tf.nn.dropping import Dropping
-from txl_tf.nn.embedding import check_ids, checked_ids
+from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, compiled_method
@@ -348,7 +348,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
             raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
         source, target = (as_ids(f"inputs[{i}]", ids, 2) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
-        if tf.executing_eagerly():  # in the graph of a step, `_batch` checks the ids
+        if tf.executing_eagerly():  # in graphs, a GPU would have to wait for the CPU to check them
             check_ids("inputs[0]", np.asarray(source), self.input_vocab_size)
             check_ids("inputs[1]", np.asarray(target), self.target_vocab_size)
         return source, target
@@ -427,12 +427,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         whose input and labels are not one text, do not change.
         """
         x, y, sample_weight = self.unpacked(data)
-        y = checked_ids("y", as_ids("y", y, 2), self.target_vocab_size)
+        y = as_ids("y", y, 2)
         if isinstance(x, (tuple, list)):
             source, target = self.checked(x)
             self.check_shapes((source, target), y)
-            source = checked_ids("x[0]", source, self.input_vocab_size)
-            target = checked_ids("x[1]", target, self.target_vocab_size)
             target, y = checked_sizes(**{"x[1]": (target, "batch target"), "y": (y, "batch target")})
             labels = y
             full_target = tf.concat([target[:, :1], y], 1)
@@ -442,7 +440,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
                 has_labels = tf.debugging.Assert(tf.shape(y)[1] > 1, [f"y must be {_FULL_TARGET}, got", tf.shape(y)])
                 with tf.control_dependencies([has_labels]):
                     y = tf.identity(y)
-            source = checked_ids("x", as_ids("x", x, 2), self.input_vocab_size)
+            source = x
             full_target = y
             target = y[:, :-1]
             labels = y[:, 1:]
