@@ -83,7 +83,7 @@ def answer_input(
 
 
 def _is_plain_text(folder: RunFolder) -> bool:
-    """Whether all ends of lines are the same and byte order marks do not count. Not for models of bytes or raw text."""
+    """Whether any end of a line counts, and no byte order mark. For models of bytes or raw text, both are text."""
     return folder.task != "language_model" or vocab_of(folder).has_plain_text
 
 

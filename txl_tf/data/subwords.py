@@ -275,13 +275,14 @@ class SubwordVocab(Vocab):
         Args: see `Vocab.encode_stream`.
 
         Raises:
-            ParameterError: a text contains the token `document`, as a model may read it from a text.
+            ParameterError: a text contains the token `document`, which a tokenizer.json reads as one token.
         """
+        document_id = self.document_id
         for text in texts:
             string = self._as_string(text)
             ids = []
             for part, part_ids in self._encoded_parts(string):
-                if self.document_id in part_ids and part not in self.separators:
+                if document_id in part_ids and part not in self.separators:
                     before = string.partition(str(self.document))[0]
                     raise self._document_error(name, first_line + before.count("\n"))
                 ids += part_ids

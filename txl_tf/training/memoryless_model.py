@@ -371,8 +371,8 @@ class MemorylessModel(AmongWorkers):
     def check_arrays(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if arrays have shapes or ids that no step accepts. `y` may be `None`.
 
-        The graph of a step has the same checks, but it meets a wrong row only after many steps, XLA drops the checks of
-        ids, and after batches of several lengths, the graph is not traced again for other lengths. A subclass may
+        A step would find a wrong row only when it reads it. It checks shapes when its graph is traced, which does not
+        happen for every length. On a GPU and under XLA, it computes with ids that are in no table. A subclass may
         override this method.
         """
 

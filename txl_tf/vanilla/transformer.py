@@ -457,10 +457,11 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
     def check_arrays(self, x: Any, y: Any = None) -> None:
         self.check_shapes(x, y)
         source, *target = x if isinstance(x, (tuple, list)) else (x,)
-        ids_of = [("x[0]" if target else "x", source, self.input_vocab_size)]
-        ids_of += [("x[1]", ids, self.target_vocab_size) for ids in target]
-        ids_of += [] if y is None else [("y", y, self.target_vocab_size)]
-        for name, ids, n_token in ids_of:
+        read = [("x[0]" if target else "x", source, self.input_vocab_size)]
+        read += [("x[1]", ids, self.target_vocab_size) for ids in target]
+        if y is not None:
+            read.append(("y", y, self.target_vocab_size))
+        for name, ids, n_token in read:
             as_ids(name, ids)  # raises an error unless they are whole numbers
             check_ids(name, np.asarray(ids), n_token)
 
