@@ -683,6 +683,38 @@ def test_ids_outside_the_vocabulary_are_named(wrong):
             tagger.decode(inputs)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "name, changed, number, jit_compile",
+    [
+        ("tener", "chars", N_TOKEN, False), ("tener", "bigrams", -1, False), ("flat", "lattice", N_TOKEN, False),
+        ("flat", "seq_len", 9, False), ("flat", "lex_num", -1, False), ("flat", "pos_e", -1, False),
+        ("keras", "tags", len(LABELS), False), ("keras", "tags", len(LABELS), True),
+    ],
+)  # fmt: skip
+def test_values_in_datasets_are_named(name, changed, number, jit_compile):
+    """The input pipeline finds them, so XLA and GPUs do not compute with them. Tags at padding have no meaning."""
+    make, make_inputs = CASES[name]
+    tagger = txl_tf.Tagger(make(), LABELS)
+    tagger.compile("sgd", jit_compile=jit_compile)
+    inputs, tags = make_inputs(), random_tags()
+
+    def batches(inputs, tags):
+        return tf.data.Dataset.from_tensors((inputs, tags))
+
+    good = batches(inputs, np.where(ids(LENGTHS) != 0, tags, 99))
+    array = (tags if changed == "tags" else inputs[changed]).copy()
+    array[(0,) * array.ndim] = number
+    bad = batches(inputs, array) if changed == "tags" else batches({**inputs, changed: array}, tags)
+    argument = "tags" if changed == "tags" else f"inputs['{changed}']"
+    for method in (tagger.fit, tagger.evaluate):
+        with raises_naming(tf.errors.InvalidArgumentError, argument):
+            method(bad, verbose=0)
+    if name == "tener":
+        with raises_naming(tf.errors.InvalidArgumentError, argument):
+            tagger.fit(good, validation_data=bad, verbose=0)
+
+
 def test_a_sentence_of_weight_zero_may_have_an_impossible_path():
     tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
     tagger.crf.end_scores.assign([0, 0, -np.inf, 0, 0])

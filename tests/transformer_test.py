@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ANY, assert_regularized, mentions, raises_parameter, randomise
+from helpers import ANY, assert_regularized, mentions, raises_naming, raises_parameter, randomise
 
 import txl_tf
 from txl_tf.errors import ParameterError
@@ -342,6 +342,27 @@ def test_ids_outside_the_vocabulary_have_a_name(outside):
         model((wrong_source, target))
     with raises_parameter("x[1]"):
         model.predict((source, wrong_target), verbose=0)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_ids_outside_the_vocabulary_have_a_name_in_datasets(jit_compile):
+    """The input pipeline finds them, so XLA and GPUs do not compute with them."""
+    model, (source, target) = make(num_layers=1), pairs()
+    model.compile("sgd", jit_compile=jit_compile)
+    wrong_source, wrong_target = (np.where(ids == ids[1, 2], 9, ids) for ids in (source, target))
+    for batch, name in [
+        ((wrong_source, target), "x"),
+        ((source, wrong_target), "y"),
+        (((source, wrong_target[:, :-1]), target[:, 1:]), "x[1]"),
+        ((source, target, -np.ones(len(source))), "weights"),
+    ]:
+        bad = tf.data.Dataset.from_tensors(batch)
+        for method in (model.evaluate, model.fit)[: 1 if jit_compile else 2]:
+            with raises_naming(tf.errors.InvalidArgumentError, name):
+                method(bad, verbose=0)
+    with raises_naming(tf.errors.InvalidArgumentError, "x[1]"):
+        model.predict(tf.data.Dataset.from_tensors(((source, wrong_target),)), verbose=0)
 
 
 @pytest.mark.ci

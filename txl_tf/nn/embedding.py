@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_config.models import Bin, bins
@@ -40,11 +41,21 @@ def id_error(name: str, n_token: int) -> str:
 
 
 def check_ids(name: str, ids: Any, n_token: int) -> None:
-    """Raises ParameterError if an id in the array `ids` is not in the vocabulary. The error names the first such id."""
-    outside = ids[(ids < 0) | (ids >= n_token)]
-    if outside.size:
-        allowed = f"ids between 0 and n_token - 1 = {n_token - 1}"
-        raise ParameterError(name, outside[0], allowed, f"{id_error(name, n_token)} {outside[0]}")
+    """Raises ParameterError if one of the int `ids` is not in the vocabulary. The error names the first such id.
+
+    In a `tf.function`, it adds an assertion. Running the graph raises an InvalidArgumentError, but not under XLA.
+    """
+    if not tf.is_symbolic_tensor(ids):
+        ids = np.asarray(ids)
+        outside = ids[(ids < 0) | (ids >= n_token)]
+        if outside.size:
+            allowed = f"ids between 0 and n_token - 1 = {n_token - 1}"
+            raise ParameterError(name, outside[0], allowed, f"{id_error(name, n_token)} {outside[0]}")
+        return
+    smallest: Any = tf.reduce_min(ids)
+    largest: Any = tf.reduce_max(ids)
+    outside = tf.where(smallest < 0, smallest, largest)
+    tf.debugging.Assert((smallest >= 0) & (largest < n_token), [id_error(name, n_token), outside])
 
 
 def mask_adaptive_embedding_lookup(

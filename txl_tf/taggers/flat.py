@@ -133,19 +133,19 @@ class Flat(AttendingNetwork):
             layer.build(width)
 
     def checked(self, inputs: Any) -> dict[str, Tensor]:
-        """`SentenceNetwork.checked`, which also compares the numbers and positions of items outside of graphs.
-
-        Raises ParameterError if they contradict each other, see `check_items`, or if there are more bigrams than items.
-        """
+        """As `SentenceNetwork.checked`. It also raises ParameterError if there are more bigrams than items."""
         tensors = super().checked(inputs)
         width, length = tensors["lattice"].shape[1], tensors["bigrams"].shape[1]
         if None not in (width, length) and width < length:
             allowed = f"at most as wide as inputs['lattice'], {width}"
             message = f"inputs['bigrams'] must be {allowed}, got a width of {length}"
             raise ParameterError("inputs['bigrams']", length, allowed, message)
-        if tf.executing_eagerly():
-            check_items({name: np.asarray(x) for name, x in tensors.items()})
         return tensors
+
+    def check_values(self, inputs: dict[str, Tensor]) -> None:
+        """As `SentenceNetwork.check_values`, and also `check_items`."""
+        super().check_values(inputs)
+        check_items(inputs)
 
     def mask_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """bool `[batch, length]`, true at characters."""
@@ -208,26 +208,35 @@ class Flat(AttendingNetwork):
         return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)
 
 
-def check_items(inputs: dict[str, np.ndarray]) -> None:
+def check_items(inputs: dict[str, Tensor]) -> None:
     """Checks that the inputs of `Flat` do not contradict each other. `inputs` are those of its call.
+
+    In a `tf.function`, it adds assertions. Running the graph raises an InvalidArgumentError, but not under XLA.
 
     Raises:
         ParameterError: a number of characters or items is negative or larger than the width of its tensor, or an item
             ends before it begins.
     """
-    width, length = inputs["lattice"].shape[1], inputs["bigrams"].shape[1]
-    seq_len, lex_num = inputs["seq_len"], inputs["lex_num"]
-    is_item = np.arange(width) < (seq_len + lex_num)[:, None]
+    _, width = shape_of(inputs["lattice"])
+    _, length = shape_of(inputs["bigrams"])
+    most_items, most_characters = (
+        f"the width of {name}" + ("" if inputs[name].shape[1] is None else f", {inputs[name].shape[1]}")
+        for name in ("lattice", "bigrams")
+    )
+    seq_len: Any = inputs["seq_len"]
+    lex_num: Any = inputs["lex_num"]
+    is_item = tf.range(width) < (seq_len + lex_num)[:, None]
     for name, wrong, allowed in (
-        ("seq_len", (seq_len < 0) | (seq_len > length), f"from 0 to {length}, the width of bigrams"),
-        (
-            "lex_num",
-            (lex_num < 0) | (lex_num > width - seq_len),
-            f"from 0 to {width}, the width of lattice, minus seq_len",
-        ),
+        ("seq_len", (seq_len < 0) | (seq_len > length), f"from 0 to {most_characters}"),
+        ("lex_num", (lex_num < 0) | (lex_num > width - seq_len), f"from 0 to {most_items}, minus seq_len"),
         ("pos_e", is_item & (inputs["pos_e"] < inputs["pos_s"]), "at least pos_s"),
     ):
-        if wrong.any():
-            place = np.unravel_index(wrong.argmax(), wrong.shape)
-            argument = f"inputs[{name!r}]{[*map(int, place)]}"
-            raise ParameterError(argument, int(inputs[name][place]), allowed)
+        argument = f"inputs[{name!r}]"
+        if tf.is_symbolic_tensor(wrong):
+            places = tf.cast(
+                tf.where(wrong), tf.int32
+            )  # with int64, `Assert` makes a graph for each branch of a `cond`
+            tf.debugging.Assert(tf.size(places) == 0, [f"{argument} must be {allowed}, but is not at", places])
+        elif tf.reduce_any(wrong):
+            place = tuple(np.argwhere(wrong)[0])
+            raise ParameterError(f"{argument}{[*map(int, place)]}", int(inputs[name][place]), allowed)

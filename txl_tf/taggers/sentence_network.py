@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
@@ -112,14 +111,22 @@ class SentenceNetwork(Layer):
                 raise ParameterError("inputs", name, list(self.input_dims), message)
         ranks = {name: len(self.input_dims[name].split()) for name in names}
         ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name], ranks[name]) for name in names}
-        if tf.executing_eagerly():
-            n_rows = {"chars": self.n_token, "lattice": self.n_token, "bigrams": self.n_bigram}
-            for name, ids in ids_of.items():
-                if n_rows.get(name):  # without a table, FLAT only needs the shape of the bigrams
-                    check_ids(f"inputs[{name!r}]", np.asarray(ids), n_rows[name])
         named = {f"inputs[{name!r}]": (ids, self.input_dims[name]) for name, ids in ids_of.items()}
         check_tensors({}, **{name: (ids, f"int {dims}") for name, (ids, dims) in named.items()})
-        return dict(zip(names, checked_sizes(**named), strict=True))
+        tensors = dict(zip(names, checked_sizes(**named), strict=True))
+        if tf.executing_eagerly():  # in graphs, a GPU would have to wait for the CPU to check them
+            self.check_values(tensors)
+        return tensors
+
+    def check_values(self, inputs: dict[str, Tensor]) -> None:
+        """Raises ParameterError if an id of the result of `checked` is not in its table.
+
+        In a `tf.function`, it adds assertions, see `check_ids`.
+        """
+        n_rows = {"chars": self.n_token, "lattice": self.n_token, "bigrams": self.n_bigram}
+        for name, ids in inputs.items():
+            if n_rows.get(name):  # without a table, FLAT only needs the shape of the bigrams
+                check_ids(f"inputs[{name!r}]", ids, n_rows[name])
 
     def embed_tokens(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None]) -> Tensor:
         """The concatenated embeddings of tokens and bigrams: `[batch, length, token_width]`.

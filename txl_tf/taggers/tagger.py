@@ -325,28 +325,24 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
         return self.crf.nll(emissions, tags, mask)
 
     def _emissions_and_tags(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and the tags as int32.
-
-        Raises ParameterError if the tags are known to have another shape than the mask. If the lengths are not known,
-        the graph checks them when it runs.
-        """
+        """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and of `_of_one_size`."""
         emissions, mask = self.emissions(inputs, **options)
-        tags = as_ids("tags", tags, 2)
-        check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
-        mask, tags = checked_sizes(inputs=(mask, "batch time"), tags=(tags, "batch time"))
-        return emissions, mask, tags
+        return emissions, *_of_one_size(mask, tags)
 
-    def check_arrays(self, x: Any, y: Any = None) -> None:
-        """Raises ParameterError if an id of the inputs `x` is in no table, or if the tags `y` do not fit them."""
+    def check_batch(self, x: Any, y: Any = None) -> None:
+        """See `MemorylessModel`. It looks for ids of the inputs `x` in no table, and for tags `y` that do not fit."""
+        if self.reads_sentences:
+            inputs = self.network.checked(x)
+            if not tf.executing_eagerly():  # otherwise, `checked` has checked the values
+                self.network.check_values(inputs)
         mask = self._mask_of(x)
-        if mask.shape.rank != 2:
+        if mask.shape.rank not in (2, None):
             allowed = "ids [batch, time], or a dictionary with the mask of the elements"
             raise tensor_error("x", x, allowed)
         if y is None:
             return
-        check_tensors({"time": mask.shape[1]}, tags=(y, "number batch time"))
-        if len(y) == len(mask):
-            checked_tags(y, mask, len(self.labels))
+        mask, tags = _of_one_size(mask, y)
+        checked_tags(tags, mask, len(self.labels))
 
     def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and float `[B]`. See `CRF.decode`."""
@@ -602,6 +598,17 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
 
 class _SavedLabels(list):
     """Labels of a saved model. `_check_labels` does not check them, because earlier versions did not."""
+
+
+def _of_one_size(mask: Tensor, tags: Any) -> tuple[Tensor, Tensor]:
+    """`(mask, tags)`, with tags as int32 `[batch, time]`. Raises ParameterError if the two have different shapes.
+
+    If a graph does not know the shapes, it compares them when it runs.
+    """
+    tags = as_ids("tags", tags, 2)
+    check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
+    mask, tags = checked_sizes(inputs=(mask, "batch time"), tags=(tags, "batch time"))
+    return mask, tags
 
 
 def _mask_in(inputs: dict[str, Any]) -> Any:

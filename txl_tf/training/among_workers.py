@@ -53,7 +53,11 @@ class AmongWorkers(TrainedModel):
         """Whether the current step should be the last. All workers have the same answer."""
         return self._stop_agreed if self.several_workers else self.stop_requested
 
-    def own_batches(self, arguments: dict[str, Any], name: str, steps: str) -> None:
+    def with_checks(self, step: str, data: Any) -> Any:
+        """Returns `data`; of a dataset, one that also checks its batches. The subclass defines it."""
+        raise NotImplementedError
+
+    def own_batches(self, arguments: dict[str, Any], name: str, steps: str, step: str) -> None:
         """Replaces the dataset in the argument `name` by this worker's rows of it, which repeat forever.
 
         If the dataset ended, all workers would have to agree at every step on whether it has. The argument `steps` gets
@@ -64,6 +68,7 @@ class AmongWorkers(TrainedModel):
             arguments: `{name: value}` of a call of `fit` or `evaluate`, which is changed.
             name: name of the argument that has the dataset.
             steps: name of the argument that is the number of steps.
+            step: name of the method that takes the batches, such as "train_step".
 
         Raises:
             ParameterError: the argument is not a dataset, its number of batches is neither known nor given, or the
@@ -87,16 +92,16 @@ class AmongWorkers(TrainedModel):
             message = "the model must have its weights where several workers train together: call it on a batch"
             raise ParameterError("model", self, "called on a batch", message)
         strategy = self.distribute_strategy
-        arguments[name] = divided(own_rows(dataset, strategy).repeat(), strategy)
+        arguments[name] = divided(own_rows(self.with_checks(step, dataset), strategy).repeat(), strategy)
 
     def fit_among_workers(self, arguments: dict[str, Any]) -> keras.callbacks.History:
         """`fit` with the `arguments` of `keras.Model.fit`."""
         refuse("fit", arguments, _SINGLE_WORKER_ONLY)
-        self.own_batches(arguments, "x", "steps_per_epoch")
+        self.own_batches(arguments, "x", "steps_per_epoch", "train_step")
         self.check_steps("steps_per_epoch", arguments["steps_per_epoch"])
         validation = arguments.get("validation_data")
         if validation is not None:
-            self.own_batches(arguments, "validation_data", "validation_steps")
+            self.own_batches(arguments, "validation_data", "validation_steps", "test_step")
             validation = arguments["validation_data"]
         options = {"steps": arguments.get("validation_steps"), "return_dict": True}
 
@@ -110,7 +115,7 @@ class AmongWorkers(TrainedModel):
     def evaluate_among_workers(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The logs of `evaluate` with the `arguments` of `keras.Model.evaluate`."""
         refuse("evaluate", arguments, _SINGLE_WORKER_ONLY)
-        self.own_batches(arguments, "x", "steps")
+        self.own_batches(arguments, "x", "steps", "test_step")
         left = arguments["steps"]
 
         def next_steps():

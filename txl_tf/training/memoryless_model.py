@@ -18,7 +18,8 @@ import tensorflow as tf
 from txl_tf.calls import known_names
 from txl_tf.config import at_least
 from txl_tf.config.checks import is_integer
-from txl_tf.data.text.checked_batches import plain_messages
+from txl_tf.data.batching import mapped
+from txl_tf.data.text.checked_batches import check_of_weights, plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.parts import is_overridden
@@ -203,7 +204,8 @@ class MemorylessModel(AmongWorkers):
                 `steps_per_execution` must divide `steps_per_epoch` and `validation_steps` if they are given, unless
                 they are the number of batches of a `tf.data.Dataset`. With several workers, it must divide
                 `steps_per_epoch`, which is by default the number of batches.
-            tf.errors.InvalidArgumentError: a weight in a dataset is negative or not finite. XLA drops this check.
+            tf.errors.InvalidArgumentError: in a batch of a dataset, an id is in no table, or a weight is negative or
+                not finite. For generators and other batches, XLA drops these checks.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         _check_data("fit", kwargs)
@@ -224,6 +226,8 @@ class MemorylessModel(AmongWorkers):
                 return self.fit_among_workers(kwargs)
             self._check_steps("steps_per_epoch", kwargs, kwargs.get("x"))
             self._check_steps("validation_steps", kwargs, kwargs.get("validation_data"))
+            kwargs["x"] = self.with_checks("train_step", kwargs.get("x"))
+            kwargs["validation_data"] = self.with_checks("test_step", validation)
             with self._naming_unequal_shares():
                 return super().fit(**kwargs)
 
@@ -297,6 +301,8 @@ class MemorylessModel(AmongWorkers):
             self._watch(kwargs)
             if not self.several_workers:
                 self._check_steps("steps", kwargs, kwargs.get("x"))
+                if not called_by_fit(kwargs):  # `fit` has added the checks
+                    kwargs["x"] = self.with_checks("test_step", kwargs.get("x"))
                 with self._naming_unequal_shares("validation_data" if called_by_fit(kwargs) else "x"):
                     return scalars_as_floats(super().evaluate(**kwargs))
             logs = self.evaluate_among_workers(kwargs)
@@ -316,6 +322,7 @@ class MemorylessModel(AmongWorkers):
         kwargs = by_name(super().predict, x, *args, **kwargs)
         _check_data("predict", kwargs)
         self._check_arrays("predict_step", kwargs.get("x"))
+        kwargs["x"] = self.with_checks("predict_step", kwargs.get("x"))
         self._trace_again("predict")
         self._watch(kwargs)
         with plain_messages():
@@ -363,13 +370,32 @@ class MemorylessModel(AmongWorkers):
             return scalars_as_floats(super().test_on_batch(x, y, sample_weight, return_dict))
 
     def _check_arrays(self, step: str, x: Any, y: Any = None) -> None:
-        """Calls `check_arrays` if `x` and `y` are arrays and the `step` is not a user's."""
+        """Calls `check_batch` if `x` and `y` are arrays and the `step` is not a user's."""
         arrays = [array for array in keras.tree.flatten((x, y)) if array is not None]
         if not is_overridden(self, step) and all(isinstance(array, np.ndarray | tf.Tensor) for array in arrays):
-            self.check_arrays(x, y)
+            self.check_batch(x, y)
 
-    def check_arrays(self, x: Any, y: Any = None) -> None:
+    def with_checks(self, step: str, data: Any) -> Any:
+        """Returns `data`; of a dataset, one that calls `check_batch` for every batch, unless the `step` is a user's.
+
+        The input pipeline checks the batches on the host, so a GPU does not wait, and XLA does not drop the checks.
+        """
+        if isinstance(data, tf.data.Dataset) and not is_overridden(self, step):
+            return mapped(data, self._check_element)
+        return data
+
+    def _check_element(self, *element: Any) -> Any:
+        """Adds the checks of a batch to the graph in which a dataset makes it. Returns the batch."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(element)
+        self.check_batch(x, y)
+        if weights is not None:
+            tf.debugging.Assert(*check_of_weights(tf.cast(weights, "float32")))
+        return element
+
+    def check_batch(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if arrays have shapes or ids that no step accepts. `y` may be `None`.
+
+        In a graph, it adds assertions about ids.
 
         A step would find a wrong row only when it reads it. It checks shapes when its graph is traced, which does not
         happen for every length. On a GPU and under XLA, it computes with ids that are in no table. A subclass may

@@ -454,7 +454,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         target = tf.where(is_shifted, packed[:, :-1], target)
         return (source, target), packed[:, 1:], sample_weight
 
-    def check_arrays(self, x: Any, y: Any = None) -> None:
+    def check_batch(self, x: Any, y: Any = None) -> None:
         self.check_shapes(x, y)
         source, *target = x if isinstance(x, (tuple, list)) else (x,)
         read = [("x[0]" if target else "x", source, self.input_vocab_size)]
@@ -462,8 +462,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         if y is not None:
             read.append(("y", y, self.target_vocab_size))
         for name, ids, n_token in read:
-            as_ids(name, ids)  # raises an error unless they are whole numbers
-            check_ids(name, np.asarray(ids), n_token)
+            check_ids(name, as_ids(name, ids), n_token)
 
     def check_shapes(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if known lengths of `x` and `y` of a batch do not fit the model, or one another."""

@@ -483,4 +483,5 @@ def plain_messages() -> Iterator[None]:
         match = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
         if not match:
             raise
-        raise tf.errors.InvalidArgumentError(None, None, match[1].replace("] [", " ")) from None
+        message = match[1].replace("] [", " ").replace("\\'", "'")
+        raise tf.errors.InvalidArgumentError(None, None, message) from None
