@@ -169,7 +169,8 @@ def test_evaluation_runs_on_the_gpu(case, static_shapes):
 def test_scoring_of_lines_runs_on_the_gpu(case):
     ids = tf.TensorSpec([None, None], tf.int32)
     first_nll = tf.function(case.make_random().first_nll, autograph=False)
-    assert not on_host(first_nll.get_concrete_function(ids, ids))
+    # A message, if the lines are longer than a table of learned positions.
+    assert on_host(first_nll.get_concrete_function(ids, ids)).keys() <= MESSAGES
 
 
 @pytest.mark.slow
