@@ -164,6 +164,25 @@ def test_a_run_goes_to_the_hub_and_back(hub, tmp_path, monkeypatch):
         txl_tf.push_to_hub(tmp_path / "run", "me/mine")
 
 
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "ckpt-1.index", "ckpt-1.data-00000-of-00001"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_damaged_run_is_named_and_not_kept(hub, tmp_path, name, missing):
+    """The hub may be mended afterwards, and the next call must fetch the run again."""
+    make_run(tmp_path / "run", word_vocab())
+    files = contents(tmp_path / "run")
+    assert name in files
+    if missing:
+        del files[name]
+    else:
+        middle = len(files[name]) // 2
+        changed = b"{" if name == "config.json" else bytes([files[name][middle] ^ 1])
+        files[name] = files[name][:middle] + changed + files[name][middle + 1 :]
+    hub.add("me/mine", files)
+    with raises_naming(ValueError, "hf://me/mine"):
+        txl_tf.load_run("hf://me/mine")
+    assert not list((tmp_path / "cache").rglob("config.json"))
+
+
 def test_addresses():
     assert Address.of("hf://o/n") == ("o/n", "main") and str(Address.of("hf://o/n@v1.0/")) == "hf://o/n@v1.0"
     assert Address.of("hf://transfo-xl-wt103").repository == "transfo-xl-wt103"
@@ -186,6 +205,12 @@ def test_a_checkpoint_of_the_original_authors_by_name(tmp_path, monkeypatch, sma
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
+            files = tmp_path / "cache" / "original" / "wt103-files"
+            (files / "model").mkdir(parents=True)
+            (files / "model" / "model.ckpt-0.index").write_bytes(b"<html>not found</html>")
+            with raises_naming(ValueError, "original://wt103", files):
+                txl_tf.load_run("original://wt103")
+            shutil.rmtree(files)  # as the message says
             found, vocab = txl_tf.load_run("original://wt103")
         finally:
             server.shutdown()

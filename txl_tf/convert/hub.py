@@ -37,6 +37,7 @@ from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import lock, naming_write_errors, remove, write_atomic
 from txl_tf.runs.folder import SOURCES, RunFolder
+from txl_tf.runs.weights import check_whole
 
 logger = logging.getLogger("txl_tf")
 
@@ -185,13 +186,13 @@ def _make_run(address: Address, commit: str, files: list[str], run: str) -> None
     try:
         with _failures_as_oserror(address):
             config = _download(address, commit, [CONFIG_FILE], downloaded)
-        is_run = _is_run(os.path.join(config, CONFIG_FILE))
+        is_run = _is_run(os.path.join(config, CONFIG_FILE), address)
         chosen = _files_of_run(files) if is_run else _files_of_checkpoint(address, files)
         with _failures_as_oserror(address):
             _download(address, commit, chosen, downloaded)
         remove(os.path.join(downloaded, ".cache"))  # notes of huggingface_hub
         if is_run:
-            RunFolder(downloaded).find_checkpoint()
+            _check_run(RunFolder(downloaded), address)
             os.replace(downloaded, run)
             return
         made = pytorch_to_run(downloaded, run)
@@ -221,14 +222,32 @@ def _failures_as_oserror(address: Address, cannot_be: str = "fetched") -> Iterat
         raise OSError(f"{address} cannot be {cannot_be}: {type(error).__name__}: {named(error)}") from error
 
 
-def _is_run(config_file: str) -> bool:
-    """Whether a config.json belongs to a run of this library, not to transformers: it has a group "model"."""
+def _is_run(config_file: str, address: Address) -> bool:
+    """Whether a config.json belongs to a run of this library, not to transformers: it has a group "model".
+
+    Raises ParameterError if it is not JSON.
+    """
     with open(config_file, encoding="utf-8", errors="replace") as file:
         try:
             values = json.loads(file.read(10_000_000))
-        except (ValueError, RecursionError):
-            return False
+        except (ValueError, RecursionError) as error:
+            message = f"{address}: its {CONFIG_FILE} is not JSON: {error}"
+            raise ParameterError("model_dir", str(address), f"a repository whose {CONFIG_FILE} is JSON", message) from error
     return isinstance(values, dict) and isinstance(values.get("model"), dict)
+
+
+def _check_run(run: RunFolder, address: Address) -> None:
+    """Reads the files of a run as `load_run` does, so that no damaged file gets into the cache.
+
+    Raises ParameterError if a file is missing or damaged. The message begins with the address.
+    """
+    try:
+        run.read_config()
+        run.load_vocabs()
+        check_whole(run.find_checkpoint())
+    except (ValueError, OSError) as error:
+        message = f"{address} is not a whole run: {error}"
+        raise ParameterError("model_dir", str(address), "a repository with all files of a run", message) from error
 
 
 def _files_of_run(files: list[str]) -> list[str]:
@@ -318,7 +337,11 @@ def fetch_original(text: str) -> str:
         remove(run)
         remove(data_dir)
         checkpoint, corpus = os.path.join(files, "model", prefix), os.path.join(files, "data", "cache.pkl")
-        tf1_to_run(checkpoint, corpus, run, data_dir=data_dir, **published.memory)
+        try:
+            tf1_to_run(checkpoint, corpus, run, data_dir=data_dir, **published.memory)
+        except ValueError as error:  # the user may have put the files there, so they stay
+            message = f"{text} cannot be opened: {error}. Remove {files} to fetch its files again"
+            raise ParameterError("model_dir", text, "a checkpoint whose files are whole", message) from error
         remove(files)
     return run
 
