@@ -186,6 +186,7 @@ def test_a_damaged_run_is_named_and_not_kept(hub, tmp_path, name, missing):
 def test_addresses():
     assert Address.of("hf://o/n") == ("o/n", "main") and str(Address.of("hf://o/n@v1.0/")) == "hf://o/n@v1.0"
     assert Address.of("hf://transfo-xl-wt103").repository == "transfo-xl-wt103"
+    assert Address.of("hf://o/n@refs/pr/1/") == ("o/n", "refs/pr/1")
 
 
 def test_a_checkpoint_of_the_original_authors_by_name(tmp_path, monkeypatch, small_lm):

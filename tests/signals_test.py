@@ -96,6 +96,19 @@ def test_a_full_disk_under_the_output_is_an_error(command):
     assert (done.returncode, own(done.stderr)) == (1, message)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_disk_under_what_a_program_prints_is_an_error(buffered):
+    command = [sys.executable, str(ROOT / "tools" / "estimate.py"), "--n_token=100"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
+            env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
+        )  # fmt: skip
+    message = "estimate.py: the standard output cannot be written: No space left on device\n"
+    assert (done.returncode, own(done.stderr)) == (1, message)
+
+
 @pytest.mark.slow
 def test_help_into_a_closed_pipe_and_a_closed_output_are_no_errors(trained_run):
     done = run_without_reader("train.py", "--help")

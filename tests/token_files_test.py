@@ -1,5 +1,7 @@
 """Token files: what is written is what is read, whole or in slices, and no damaged file is read."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -74,3 +76,17 @@ def test_a_file_that_is_lost_while_it_is_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io.gfile, "stat", lost)
     with raises_naming(OSError, "b.npy"):
         token_files.read_header(str(tmp_path / "b.npy"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of file sizes are those of POSIX")
+def test_a_full_disk_names_the_file(tmp_path):
+    import resource  # not on every system
+
+    writer = token_files.TokenWriter(str(tmp_path / "tokens.npy"), n_symbols=256)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with raises_naming(OSError, tmp_path / "tokens.npy"):
+            writer.add(np.zeros(2000, int))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

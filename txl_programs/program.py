@@ -25,6 +25,7 @@ from txl_programs.flag_values import FLAGS, check_used, cluster_of, given
 from txl_programs.printing import (
     close_stdout,
     ending,
+    is_of_stdout,
     log_to_stdout,
     message_of,
     program_name,
@@ -113,6 +114,9 @@ def _run(main: Callable[[], int | None], argv: Sequence[str]) -> int | None:
     except (ValueError, OSError, *_tensorflow_errors()) as error:
         if verbose:
             raise
+        if is_of_stdout(error):
+            close_stdout(error)  # `ending` reports it
+            sys.exit(1)
         message = shortened(f"{program_name(argv[0])}: {visible(message_of(error))}", 460)
         message += "\n(--verbosity=1 shows where)"
         status = getattr(error, "status", None)

@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import keras
 
@@ -77,7 +78,7 @@ def _api(hub: Any, token: str | None = None) -> Any:
 
 
 class Address(NamedTuple):
-    """A repository on the hub, and a revision: a branch, a tag or a commit."""
+    """A repository on the hub, and a revision: a branch, a tag, a commit, or a pull request such as refs/pr/1."""
 
     repository: str
     revision: str
@@ -85,7 +86,7 @@ class Address(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Address:
         """Returns the parts of `hf://OWNER/NAME@REVISION`. Raises ParameterError if `text` has another form."""
-        match = re.fullmatch(rf"{HF}({_REPOSITORY})(?:@([\w.-]{{1,100}}))?/?", text)
+        match = re.fullmatch(rf"{HF}({_REPOSITORY})(?:@(\w[\w./-]{{0,99}}?))?/?", text)
         if match is None or ".." in text:
             raise ParameterError("model_dir", text, "hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
         return cls(match[1], match[2] or "main")
@@ -131,7 +132,7 @@ def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
         OSError: the hub cannot be reached, and no run of this revision is in the cache.
     """
     hub = _hub()
-    commit_file = os.path.join(folder, f"{address.revision}.txt")
+    commit_file = os.path.join(folder, f"{quote(address.revision, safe='')}.txt")
     try:
         info = _api(hub).repo_info(address.repository, revision=address.revision)
     except hub.errors.RepositoryNotFoundError as error:
@@ -231,8 +232,9 @@ def _is_run(config_file: str, address: Address) -> bool:
         try:
             values = json.loads(file.read(10_000_000))
         except (ValueError, RecursionError) as error:
+            allowed = f"a repository whose {CONFIG_FILE} is JSON"
             message = f"{address}: its {CONFIG_FILE} is not JSON: {error}"
-            raise ParameterError("model_dir", str(address), f"a repository whose {CONFIG_FILE} is JSON", message) from error
+            raise ParameterError("model_dir", str(address), allowed, message) from error
     return isinstance(values, dict) and isinstance(values.get("model"), dict)
 
 
@@ -354,7 +356,7 @@ def _fetch_file(source: str, path: str) -> None:
     """
     if os.path.exists(path):
         return
-    url = f"{os.environ.get('TXL_ORIGINAL_URL', ORIGINAL_URL).rstrip('/')}/{source}"
+    url = f"{(os.environ.get('TXL_ORIGINAL_URL') or ORIGINAL_URL).rstrip('/')}/{source}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
     name = os.path.basename(path)
     logs_interactively = keras.config.is_interactive_logging_enabled()

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ArgumentTypeError, ParameterError, brief, named
-from txl_tf.files import is_remote, naming_read_errors
+from txl_tf.files import is_remote, naming_read_errors, naming_write_errors
 
 _HEADER_BYTES = 256  # more than the header of any one-dimensional array
 
@@ -40,18 +40,18 @@ class TokenWriter:
         self.path = path
         self.dtype = token_type(n_symbols)
         self.n_tokens = 0
-        with open(path, "wb") as file:
+        with naming_write_errors(path), open(path, "wb") as file:
             self.header_bytes = self._write_header(file)
 
     def add(self, ids: np.ndarray) -> None:
         """Appends ids to the file."""
-        with open(self.path, "ab") as file:
+        with naming_write_errors(self.path), open(self.path, "ab") as file:
             file.write(np.asarray(ids, self.dtype).tobytes())
         self.n_tokens += len(ids)
 
     def close(self) -> None:
         """Writes the number of tokens into the header."""
-        with open(self.path, "r+b") as file:
+        with naming_write_errors(self.path), open(self.path, "r+b") as file:
             if self._write_header(file) != self.header_bytes:  # NumPy leaves space for any count
                 raise RuntimeError(f"the header of {self.path} has changed its length")
 

@@ -47,7 +47,7 @@ from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import open_tokens, read_header
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief, named, shortened
-from txl_tf.files import absolute, is_remote, remove
+from txl_tf.files import absolute, is_remote, naming_write_errors, remove
 
 _SPOOL = "texts.jsonl"  # temporary file of `prepare_texts`
 _QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second: `load_corpus` checks them by default
@@ -487,8 +487,10 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
                     raise
                 skipped.append(str(error))
                 continue
-            json.dump({text_field: text}, file, ensure_ascii=False)
-            file.write("\n")
+            with naming_write_errors(path):
+                file.write(json.dumps({text_field: text}, ensure_ascii=False) + "\n")
+        with naming_write_errors(path):
+            file.flush()
     encoding.log_skipped(len(skipped), skipped[0] if skipped else None)
     if not os.path.getsize(path):
         got = f"only {len(skipped):,} element(s) without one" if skipped else "none"
