@@ -116,6 +116,15 @@ def test_suppressed_symbols_are_not_written(options, model):
     assert {*ids.numpy().ravel()} <= {0, END, 3, 5} and np.all(scores.numpy() > -200)
 
 
+def test_the_highest_temperatures_write_no_padding_and_no_suppressed_symbols(model):
+    """All other symbols are equally likely then."""
+    source, options = np.tile([[3, 4, 5]], [100, 1]), {"start": START, "end": END, "max_new_tokens": 1}
+    for temperature in (1e9, 1e30):
+        sampling = {"temperature": temperature, "seed": np.arange(100)}
+        ids, scores = model.generate(source, suppress_tokens=[START, 4], **sampling, **options)
+        assert {*ids.numpy()[:, 0]} == {END, 3, 5} and np.all(scores.numpy() > -200)
+
+
 @pytest.mark.parametrize(
     "given, name",
     [([END], "suppress_tokens"), ([VOCAB], "suppress_tokens"), (3, "suppress_tokens"), ([1, 3], "beam_size")],

@@ -195,6 +195,20 @@ def test_a_plain_dense_in_place_of_a_part_has_its_own_weights():
     np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [None, 5])
+def test_a_functional_model_takes_the_articles_order(length):
+    """Keras traces the call of a built layer with a new tensor for each argument."""
+    memory, query = keras.Input([length, 8]), keras.Input([length, 8])
+    layer = MultiHeadAttention(8, 2)
+    model = keras.Model([memory, query], [layer(query, query, query)[0], layer(memory, memory, query)[0]])
+    m, q = numbers(2, 5, 8), numbers(2, 5, 8, seed=1)
+    alone, together = model([m, q])
+    np.testing.assert_allclose(alone, layer(v=q, k=q, q=q)[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(together, layer(v=m, k=m, q=q)[0], rtol=1e-6, atol=1e-6)
+    with raises_parameter("v"):
+        layer(memory, query, query)
+
+
 def test_switches_of_layers_must_be_true_or_false():
     for make, name in (
         (lambda **switch: EncoderLayer(8, 2, 8, **switch), "norm_first"),

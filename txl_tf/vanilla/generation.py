@@ -9,6 +9,7 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -155,7 +156,7 @@ def sample_sequences(
     """
     batch = shape_of(source)[0]
     zeros = tf.zeros([batch], model.loss_dtype)
-    decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
+    decode, caches = _decoder(model, source, 1, max_new_tokens, allowed, no_chance=-math.inf)
     uniform: Any = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
     def step(i, stopped, state):
@@ -178,22 +179,23 @@ def sample_sequences(
 
 
 def _decoder(
-    model: Any, source: Tensor, rows_each: int, max_new_tokens: int, allowed: Any = None
+    model: Any, source: Tensor, rows_each: int, max_new_tokens: int, allowed: Any = None, no_chance: float = NO_CHANCE
 ) -> tuple[Callable, Any]:
     """`(decode, caches)`: a function that calls `model.decode_step` for a source, and the first caches.
 
     Args:
         model, source, max_new_tokens, allowed: see `beam_search`.
         rows_each: number of targets for each source.
+        no_chance: the log-probability of symbols that are not allowed. Sampling divides it by the temperature, which
+            may be above 1e9, so it must be infinite there.
     """
     caches, *rest = model.start_decoding(source, rows_each, max_new_tokens)
     allowed = allowed_symbols(model, ()) if allowed is None else allowed
 
     def decode(ids, position, caches):
-        """`model.decode_step`, in which symbols that are not allowed have the log-probability `NO_CHANCE`."""
+        """`model.decode_step`, in which symbols that are not allowed have the log-probability `no_chance`."""
         log_probs, caches = model.decode_step(ids, position, caches, *rest)
-        none = tf.constant(NO_CHANCE, log_probs.dtype)
-        return tf.where(allowed, log_probs, none), caches
+        return tf.where(allowed, log_probs, tf.constant(no_chance, log_probs.dtype)), caches
 
     return decode, caches
 

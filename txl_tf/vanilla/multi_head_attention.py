@@ -43,6 +43,7 @@ from txl_tf.nn.masks import (
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import rotate
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
+from txl_tf.schema import keywords_of
 
 
 def create_padding_mask(ids: Tensor) -> Any:
@@ -339,6 +340,17 @@ class MultiHeadAttention(Layer):
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return None  # the call itself attaches the mask of the queries to the output
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """As `OutputSpecs.compute_output_spec`, but with all arguments by name.
+
+        That method traces the call with a new tensor for each argument, so `v` and `k` are no longer one tensor. By
+        name, the order is clear all the same.
+        """
+        names = keywords_of(self.call)
+        if len(args) > len(names):  # a user's call with `*args`
+            return super().compute_output_spec(*args, **kwargs)
+        return super().compute_output_spec(**dict(zip(names, args, strict=False)), **kwargs)
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         named = {name.removesuffix("_shape"): x for name, x in named.items()}
