@@ -106,6 +106,47 @@ def own_initial_mems_of_the_model(lm):
     lm.__class__ = OWN["xl"].started_model
 
 
+def with_a_convolution(layer_class):
+    """A subclass that adds the output for the token before, which attention does not do."""
+
+    class Convolved(layer_class):
+        def call(self, x, *args, **kwargs):
+            result = super().call(x, *args, **kwargs)
+            hidden, *others = result if isinstance(result, tuple) else (result,)
+            hidden += tf.pad(hidden[:, :-1], [[0, 0], [1, 0], [0, 0]])
+            return (hidden, *others) if others else hidden
+
+    return Convolved
+
+
+def test_a_decoder_layer_that_mixes_positions_generates_what_the_call_predicts():
+    model = txl_tf.Transformer(
+        num_layers=1, d_model=8, num_heads=2, dff=16, input_vocab_size=9, target_vocab_size=9, max_len=12, seed=1
+    )
+    own_parts.randomise(model)
+    model.decoder.stacked[0].__class__ = with_a_convolution(txl_tf.layers.DecoderLayer)
+    source, target = np.array([[3, 4, 5]]), [1]
+    tokens = model.generate(source, start=1, end=None, max_new_tokens=5)[0].numpy()[0]
+    for _ in range(5):
+        logits = model((source, np.array([target])))[0, -1].numpy()
+        target.append(1 + int(logits[1:].argmax()))  # padding is never written
+    assert tokens.tolist() == target[1:]
+    assert isinstance(model.why_not_cached(), parts.NotCacheable)
+
+
+def test_a_layer_that_mixes_positions_of_a_window_generates_what_the_call_predicts():
+    lm = txl_tf.TransformerLM(**{**own_parts.SIZES, "n_layer": 1}, context_len=8, dropout=0.0, seed=1)
+    own_parts.randomise(lm)
+    layer = lm.network.decoder_layers[0]
+    layer.__class__ = with_a_convolution(type(layer))
+    tokens = lm.generate([[3, 2]], max_new_tokens=5, temperature=0.0).numpy()[0].tolist()
+    text = [3, 2]
+    for _ in range(5):
+        text.append(int(lm.log_probs([text])[0][0, -1].numpy().argmax()))
+    assert text[-len(tokens) :] == tokens
+    assert isinstance(lm.why_not_cached(), parts.NotCacheable)
+
+
 @pytest.mark.parametrize(
     "install", [own_memory_of, own_segment_of, own_initial_mems_of_the_network, own_initial_mems_of_the_model]
 )

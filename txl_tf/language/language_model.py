@@ -21,12 +21,13 @@ from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.arguments import LayerOptions, arguments_of, check_own_arguments, takes, values_of
-from txl_tf.nn.base import CheckedCalls, NotCacheable, OutputSpecs
+from txl_tf.nn.base import CheckedCalls, OutputSpecs
 from txl_tf.nn.checks import as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
 from txl_tf.nn.masks import as_bool_like
 from txl_tf.nn.parts import (
+    NotCacheable,
     check_methods,
     checked_config,
     choosing,
@@ -586,7 +587,20 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             cache = self._key_value_cache()
             return cache.read_token(cache.precompute(), tf.zeros([1], tf.int32), cache.initial_state(1))[0]
 
-        return why_not_cached(self, one_cached_step)
+        def cached_and_whole():
+            """The outputs for each token of a window, from cached keys and values, and from one call."""
+            tokens: Any = tf.range(min(3, self.context_len))[None] % self.network.n_token
+            cache = self._key_value_cache()
+            weights = cache.precompute()
+            state = cache.initial_state(1)
+            cached = []
+            for i in range(tokens.shape[1]):
+                output, state = cache.read_token(weights, tokens[:, i], state)
+                cached.append(output)
+            return tf.stack(cached, 1), self.outputs(tokens, self.first_mems(1))[0]
+
+        # A ring is not compared: with a memory, a text may be cut into segments of any length, also of one token.
+        return why_not_cached(self, one_cached_step, cached_and_whole if self.has_window else None)
 
     @property
     def cached_by(self) -> str | None:

@@ -140,13 +140,6 @@ class CachedMemory:
         return "a cached memory"
 
 
-class NotCacheable(TypeError):
-    """A check found a part of a model that needs hidden states, so it cannot be computed from cached keys and values.
-
-    A part that computes with its memory as if it were tensors may raise another error before: see `why_not_cached`.
-    """
-
-
 def memories_by_name(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
+from txl_tf.kernels import precision
+from txl_tf.kernels.dtypes import is_half
 
 
 def is_library(part: Any, cls: Any) -> bool:
@@ -190,7 +192,16 @@ def _matters(name: str) -> bool:
     return name not in _WITHOUT_EFFECT and not name.startswith(_PREFIXES_WITHOUT_EFFECT)
 
 
-def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
+class NotCacheable(TypeError):
+    """A check found a part of a model that needs hidden states, so it cannot be computed from cached keys and values.
+
+    A part that computes with its memory as if it were tensors may raise another error before: see `why_not_cached`.
+    """
+
+
+def why_not_cached(
+    model: Any, read: Callable[[], Any], compared: Callable[[], tuple[Any, Any]] | None = None
+) -> Exception | None:
     """The error that shows that a model cannot be computed from cached keys and values; `None` if it can.
 
     A model that contains only parts of the library can. For other models, `read` is traced, and its error is logged and
@@ -199,6 +210,9 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
 
     Args:
         read: function that computes something with the model from a cache.
+        compared: function that computes outputs for a few tokens, one by one from a cache and all in one call. They
+            differ if a part mixes positions in another way than by attention, for example by a convolution. `None`:
+            nothing is compared.
     """
 
     def find() -> Exception | None:
@@ -209,6 +223,8 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
         try:
             with tf.init_scope():
                 tf.function(read, autograph=False).get_concrete_function()
+                if compared is not None and not _are_close(model, *tf.function(compared, autograph=False)()):
+                    raise NotCacheable("one token at a time, they give other results than in one call")
         except Exception as error:
             message = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)  # in the text that Keras adds
             logging.getLogger("txl_tf").warning(
@@ -219,6 +235,13 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
         return None
 
     return model.cached_result("why_not_cached", find)
+
+
+def _are_close(model: Any, x: Any, y: Any) -> bool:
+    """Whether float tensors of a model are equal up to rounding, relative to the largest number."""
+    rounds = precision.rounds() or is_half(tf.as_dtype(model.compute_dtype))
+    x, y = (np.asarray(tf.cast(tensor, "float64")) for tensor in (x, y))
+    return bool(np.max(np.abs(x - y)) <= (0.1 if rounds else 1e-3) * max(1.0, np.max(np.abs(y))))
 
 
 # ------------------------------------------------------------------------------------------------------ configurations

@@ -13,9 +13,9 @@ from txl_tf.equations import Zeros, project_distances, score_scale
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.threads import at_the_same_time
 from txl_tf.kernels.watching import current_record
-from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
+from txl_tf.nn.parts import NotCacheable
 from txl_tf.transformer_xl.attention import SegmentAttention, zero_memory_key_by_distance
 
 # How many rows of a batch the graph computes separately: `MAX_UNROLLED_ROWS` if a segment has several tokens, but fewer

@@ -17,8 +17,8 @@ import tensorflow as tf
 import txl_tf.kernels as ops
 from txl_tf.equations import Attention, Block, KeyPositions
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.nn.base import CachedMemory, NotCacheable, memories_by_name
-from txl_tf.nn.parts import is_overridden
+from txl_tf.nn.base import CachedMemory, memories_by_name
+from txl_tf.nn.parts import NotCacheable, is_overridden
 
 
 class HiddenStates:

@@ -18,7 +18,7 @@ from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
-from txl_tf.nn.base import CheckedCalls, KerasHabits, NotCacheable, watch_layers
+from txl_tf.nn.base import CheckedCalls, KerasHabits, watch_layers
 from txl_tf.nn.checks import as_ids, check_layer, check_length, check_tensors, shown
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.embedding import AdaptiveEmbedding
@@ -26,6 +26,7 @@ from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, as_bool_like, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights
 from txl_tf.nn.parts import (
+    NotCacheable,
     accepts,
     checked_config,
     choosing,

@@ -16,12 +16,12 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import CachedMemory, Layer, NotCacheable
+from txl_tf.nn.base import CachedMemory, Layer
 from txl_tf.nn.checks import check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
 from txl_tf.nn.masks import SWAP_BATCH_AND_HEADS, mask_of
 from txl_tf.nn.ops import LayerNorm
-from txl_tf.nn.parts import is_library
+from txl_tf.nn.parts import NotCacheable, is_library
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.vanilla.multi_head_attention import MultiHeadAttention, seen_of_masks
 

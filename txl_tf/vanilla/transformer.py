@@ -29,12 +29,12 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_positions
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
-from txl_tf.nn.base import CachedMemory, CheckedCalls, KerasHabits, Layer, NotCacheable
+from txl_tf.nn.base import CachedMemory, CheckedCalls, KerasHabits, Layer
 from txl_tf.nn.checks import as_ids, check_tensors, checked_length, checked_sizes, shown, tensor_error
 from txl_tf.nn.dropping import Dropping
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.ops import LayerNorm, Linear
-from txl_tf.nn.parts import is_library, why_not_cached
+from txl_tf.nn.parts import NotCacheable, is_library, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, compiled_method
 from txl_tf.training.memoryless_model import Mean, MemorylessModel
 from txl_tf.training.weighting import checked_weights, weights_of_labels
@@ -602,7 +602,20 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
             caches = self._start_cached(tf.ones([1, 1], tf.int32), 1, 1)
             return self._cached_step(tf.ones([1], tf.int32), tf.constant(0), *caches)[0]
 
-        return why_not_cached(self, one_cached_step)
+        def cached_and_whole():
+            """Log-probabilities after each token of a target, from cached keys and values, and from one call."""
+            length = min(3, self.max_len)
+            source, target = (
+                1 + tf.range(length)[None] % (size - 1) for size in (self.input_vocab_size, self.target_vocab_size)
+            )
+            caches, *rest = self._start_cached(source, 1, length)
+            cached = []
+            for i in range(length):
+                log_probs, caches = self._cached_step(target[:, i], tf.constant(i), caches, *rest)
+                cached.append(log_probs)
+            return tf.stack(cached, 1), tf.nn.log_softmax(self((source, target)))
+
+        return why_not_cached(self, one_cached_step, cached_and_whole)
 
 
 def _after_elements(hidden: Tensor, mask: Tensor) -> Tensor:
