@@ -47,6 +47,7 @@ from segments import (
 import txl_tf
 from txl_config import SCHEMES as SCHEMES_BY_NAME
 from txl_config.models import REFUSED
+from txl_programs import choosing
 from txl_tf.config import ModelConfig
 from txl_tf.language.session import Session
 from txl_tf.language.window import window_start
@@ -1113,11 +1114,11 @@ def test_train_py_leaves_out_what_the_scheme_refuses_whether_or_not_its_class_is
     for tool in program("train.py"):
         for positions in REFUSED:
             tool.FLAGS(["train.py", "--model_dir=run", f"--positions={positions}"])
-            known = tool.model_defaults(ModelConfig, values)
+            known = choosing.accepted_settings(values, ModelConfig, {})
             with monkeypatch.context() as patch:
                 patch.setitem(SCHEMES_BY_NAME, positions, None)  # as before the library is imported
-                assert tool.model_defaults(ModelConfig, values) == known
-            left_out = () if positions == "relative" else REFUSED[positions]
+                assert choosing.accepted_settings(values, ModelConfig, {}) == known
+            left_out = REFUSED[positions]
             assert known == {name: value for name, value in values.items() if name not in left_out}
 
 

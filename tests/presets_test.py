@@ -1,5 +1,6 @@
 """Presets: what they are, which one is chosen, and how many steps a text gets."""
 
+import itertools
 import json
 import logging
 
@@ -7,6 +8,7 @@ import pytest
 from helpers import mentions, program, raises_parameter, run_here, write_splits, write_text
 
 import txl_tf
+from txl_config.training import SCHEDULES
 from txl_programs import choosing
 from txl_tf.config import (
     EvaluationConfig,
@@ -184,6 +186,98 @@ def test_without_sizes_a_preset_is_chosen_and_flags_that_are_given_count(chosen)
     assert (model.d_model, training.train_steps) == (512, 20_000) and mentions(said, "base", "44.0")
     said = chosen("--preset=base", "--train_steps=70")[-1]
     assert mentions(said, "warmup_steps=1000", "train_steps=70", "warmup_steps=7")
+
+
+LANGUAGE_MODELS = [
+    *(f"--positions={name}" for name in ("relative", "sinusoids", "learned", "alibi", "rotary")),
+    "--model=transformer",
+    "--model=transformer --pos_embed=learned",
+]
+
+
+@pytest.fixture
+def resumed(monkeypatch, tmp_path):
+    """A function of a program and of the flags of a new run: that run's settings, and a function of flags to resume."""
+    from txl_tf.runs import train
+    from txl_tf.runs.folder import RunFolder
+
+    got = {}
+    monkeypatch.setattr(train, "train_run", lambda folder, **settings: got.update(settings))
+    monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [])
+
+    def trained(tool, *flags):
+        def settings(*some_flags):
+            run_here(tool, f"--model_dir={tmp_path / 'run'}", *some_flags)
+            return dict(got)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFolder, "steps", lambda folder: [])
+            new = settings(*flags)
+        groups = (new["machine"], new["final"], new["training"], new["optimizer"])
+        training = {name: value for group in groups for name, value in group.to_dict().items()}
+        config = json.loads(json.dumps({"data": {}, "model": new["model"].to_dict(), "training": training}))
+        monkeypatch.setattr(RunFolder, "steps", lambda folder: [10])
+        monkeypatch.setattr(RunFolder, "read_config", lambda folder: config)
+        return new, settings
+
+    return trained
+
+
+def same_settings(one, other):
+    """Whether two results of `train_run`'s arguments are equal, with tuples as lists."""
+    return json.dumps(one, default=vars) == json.dumps(other, default=vars)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("level", ["char", "word"])
+def test_the_command_of_a_run_with_a_preset_resumes_it(resumed, tmp_path, preset, level):
+    path = write_text(tmp_path / "a.txt", "some text\n" * 300)
+    for tool in program("train.py"):
+        for schedule, model in itertools.product(SCHEDULES, LANGUAGE_MODELS):
+            flags = [f"--preset={preset}", f"--data_path={path}", f"--level={level}"]
+            flags += [f"--schedule={schedule}", "--optimizer=sgd", *model.split()]
+            new, settings = resumed(tool, *flags)
+            assert same_settings(settings(*flags), new), flags
+            longer = settings(*flags, "--train_steps=9000")
+            assert longer["training"].train_steps == 9000 and same_settings(longer["model"], new["model"]), flags
+            if schedule == "constant" and "transformer" not in model:  # the run keeps them without the flags, too
+                assert same_settings(settings(*flags[:3]), new), flags
+
+
+def test_a_run_with_a_preset_keeps_the_memory_that_was_given(resumed, tmp_path):
+    path = write_text(tmp_path / "a.txt", "some text\n" * 300)
+    for tool in program("train.py"):
+        flags = ["--preset=tiny", "--model=transformer", f"--data_path={path}"]
+        _, settings = resumed(tool, *flags, "--mem_len=20")
+        assert settings(*flags)["model"].mem_len == 20
+
+
+def test_a_preset_of_another_last_learning_rate_than_the_run_is_refused(resumed, tmp_path):
+    """The run had no last learning rate, because its schedule was another one."""
+    path = write_text(tmp_path / "a.txt", "some text\n" * 300)
+    for tool in program("train.py"):
+        flags = ["--preset=tiny", f"--data_path={path}"]
+        _, settings = resumed(tool, *flags, "--schedule=constant")
+        with raises_parameter("preset", "tiny"):
+            settings(*flags, "--schedule=cosine")
+
+
+@pytest.mark.parametrize("preset", PAIR_PRESETS)
+def test_the_command_of_a_run_on_pairs_with_a_preset_resumes_it(resumed, tmp_path, preset):
+    path = write_text(tmp_path / "pairs.tsv", "".join(f"{i}\tx{i}\n" for i in range(300)))
+    for tool in program("tools/train_seq2seq.py"):
+        for schedule, positions in itertools.product(SCHEDULES, ("sin", "learned", "rotary")):
+            flags = [f"--preset={preset}", f"--train_path={path}", f"--schedule={schedule}", f"--pos_embed={positions}"]
+            new, settings = resumed(tool, *flags)
+            assert same_settings(settings(*flags), new), flags
+
+
+def test_an_estimate_leaves_out_what_the_positions_do_not_accept():
+    for tool in program("tools/estimate.py"):
+        run_here(tool, "--n_token=20", "--preset=tiny", "--positions=learned")
+        assert not tool.settings()[0].untie_r
+        run_here(tool, "--n_token=20", "--preset=tiny")
+        assert tool.settings()[0].untie_r
 
 
 TASKS = {"type": "worker", "index": 0}

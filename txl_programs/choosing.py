@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from txl_config import Config, OptimizerConfig, TransformerLMConfig
+from txl_config.models import REFUSED
 from txl_config.presets import choose_preset
-from txl_programs.flag_values import FLAGS
+from txl_programs.flag_values import FLAGS, completed
 
+# Hyper-parameters of the optimizer that do not decide which other ones have an effect.
+_NOT_KINDS = [name for name in OptimizerConfig.names() if name not in ("optimizer", "schedule")]
 CORES_OF_TPU = 8  # of a TPU v2-8 or v3-8; other small slices have 1, 4 or 8, all of which divide this number
 
 
@@ -63,6 +68,25 @@ def chosen_preset(n_bytes: int) -> Choice:
     has_accelerator = gpus > 0 or is_on_tpu()  # a TPU is at least as fast as a GPU
     machine = "there is a GPU or a TPU" if has_accelerator else f"there is no GPU, but {cores()} cores"
     return Choice(FLAGS.preset or choose_preset(n_bytes, has_accelerator, cores()), gpus, machine)
+
+
+def accepted_settings(preset: Mapping[str, Any], group: type[Config], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a preset of a language model that the model and the optimizer of the flags accept.
+
+    The presets are for a Transformer-XL with relative positions and the cosine schedule. Without the other settings,
+    the defaults of the flags count.
+
+    Args:
+        preset: `{name: value}` of the preset.
+        group: the class of the model's hyper-parameters.
+        run: `{name: value}` of the run that resumes, for flags that are not given; empty for a new run.
+    """
+    left_out = set(OptimizerConfig.unused(**completed(OptimizerConfig, run, leave_out=_NOT_KINDS)))
+    if group is TransformerLMConfig:
+        left_out.add("mem_len")
+    else:
+        left_out |= REFUSED.get(completed(group, run)["positions"], {}).keys()
+    return {name: value for name, value in preset.items() if name not in left_out}
 
 
 def log_choice(

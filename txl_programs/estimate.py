@@ -35,6 +35,7 @@ from txl_config.data import INFO_FILE
 from txl_config.memory import training_memory
 from txl_config.presets import PRESETS
 from txl_config.training import AUTO
+from txl_programs.choosing import accepted_settings
 from txl_programs.flag_values import FLAGS, check_used, completed, config_of, define_flags, optimizer_config, refuse
 from txl_programs.program import read_flags, run
 
@@ -160,7 +161,7 @@ def settings():
     n_token, cutoffs = vocabulary()
     # A billion tokens stand for a large text. For a small text, the preset of txl-train has smaller batches.
     preset = preset_settings(FLAGS.preset, level_of_text(), 1e9, FLAGS.replicas) if FLAGS.preset else {}
-    known = {**preset, "n_token": n_token}
+    known = {**accepted_settings(preset, group, {}), "n_token": n_token}
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
         known["mem_len"] = TransformerLMConfig.mem_len
     return group(**{**completed(group, known), "cutoffs": cutoffs}), preset

@@ -49,7 +49,7 @@ from txl_config.presets import (
     schedule_for,
     steps_for,
 )
-from txl_programs.choosing import batch_divisor, chosen_preset, given_steps, is_on_tpu, log_choice
+from txl_programs.choosing import accepted_settings, batch_divisor, chosen_preset, given_steps, is_on_tpu, log_choice
 from txl_programs.command_line import newly_given, outside_flag_files
 from txl_programs.flag_values import (
     FLAGS,
@@ -175,13 +175,9 @@ def model_defaults(group, other_defaults):
 
     Args:
         group: the class of the model's hyper-parameters.
-        other_defaults: `{name: value}`, from a run or a preset. Values that the scheme of --positions does not accept
-            are left out, unless `other_defaults` names its own scheme.
+        other_defaults: `{name: value}`, from a run or a preset.
     """
-    left_out = ()
-    if FLAGS.positions != "relative" and "positions" not in other_defaults:  # presets are for relative positions
-        left_out = REFUSED[FLAGS.positions]
-    defaults = {name: value for name, value in other_defaults.items() if name not in left_out}
+    defaults = dict(other_defaults)
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
         defaults.setdefault("mem_len", TransformerLMConfig.mem_len)
     return defaults
@@ -259,14 +255,12 @@ def settings_of(folder):
         if not origin.resumes:
             settings["training"] |= schedule_of_new_text(data, origin, settings["training"])
     elif data and (FLAGS.preset or own_text):
-        settings |= settings_of_preset(data, folder)
+        settings |= settings_of_preset(data, folder, group)
     elif data and given_steps() is None and not folder.steps():
         log_defaults()
     if own_text and not is_on_tpu():  # on a TPU, the graph that generates samples would take long to compile
         level = completed(TextConfig, settings["data"])["level"]
         settings["training"] = {"sample_tokens": SAMPLE_TOKENS[level], **settings["training"]}
-    if group is TransformerLMConfig and not origin:  # mem_len of a preset is for Transformer-XL
-        settings["model"].pop("mem_len", None)
     return group, settings
 
 
@@ -291,7 +285,7 @@ def schedule_of_new_text(data, origin, training):
     return schedule
 
 
-def settings_of_preset(data, folder):
+def settings_of_preset(data, folder, group):
     """Returns `{"model": ..., "training": ...}`, each with values by name, from a preset.
 
     An existing run keeps its own settings.
@@ -299,15 +293,17 @@ def settings_of_preset(data, folder):
     Args:
         data: the corpus, see `data_arguments`.
         folder: the folder of the run.
+        group: the class of the model's hyper-parameters.
 
     Raises:
         ParameterError: --preset has other settings than the existing run.
     """
     exists = bool(folder.steps())
     preset = choose_settings(data, exists) if FLAGS.preset or not exists else {}
+    run = {"model": {}, "training": {}, **(folder.read_config() if exists else {})}
+    preset = accepted_settings(preset, group, run["model"] | run["training"])
     if not exists:
         return {"model": dict(preset), "training": preset}
-    run = {"model": {}, "training": {}, **folder.read_config()}
     check_preset_of_run(preset, SIZES, run["model"] | run["training"])
     return {"model": run["model"], "training": {**preset, **run["training"]}}
 
