@@ -148,6 +148,21 @@ def test_a_preset_is_that_of_the_level_of_the_text(tmp_path, capsys, dataset, le
             run_here(tool, f"--dataset={dataset}", "--preset=paper", "--level=byte")
 
 
+@pytest.mark.parametrize("cutoffs", [[50, 20], [20, 20], [0, 20], [500], [100]])
+def test_cutoffs_that_cannot_be_trained_are_refused(tmp_path, cutoffs):
+    make_run(tmp_path / "run", word_vocab())
+    for tool in program("tools/estimate.py"):
+        for flag in ("--n_token=100", f"--model_dir={tmp_path / 'run'}"):
+            with raises_parameter("cutoffs", cutoffs):
+                run_here(tool, flag, f"--cutoffs={','.join(map(str, cutoffs))}")
+
+
+def test_a_width_of_a_cluster_that_cannot_be_trained_is_refused():
+    for tool in program("tools/estimate.py"):
+        with raises_parameter("d_embed", 8):
+            run_here(tool, "--n_token=100", "--cutoffs=10,20", "--d_embed=8", "--div_val=4")
+
+
 def test_a_text_without_a_preset_is_named(capsys):
     for tool in program("tools/estimate.py"):
         for flags in (["--data_path=my.txt"], ["--dataset=text"]):

@@ -540,6 +540,16 @@ def test_a_flag_that_names_a_file_by_nothing_ends_the_program(flag):
         command_line.refuse_empty()
 
 
+@pytest.mark.parametrize("words", [["--flagfile="], ["-flagfile= "], ["--flagfile", ""], ["--flagfile=", "b.cfg"]])
+def test_an_empty_name_of_a_flag_file_ends_the_program(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    for line in (words, ["--flagfile=a.cfg"]):
+        (tmp_path / "a.cfg").write_text(f"{words[0]}\n")
+        with pytest.raises(SystemExit) as end:
+            command_line.parse(["train.py", *line])
+        assert mentions(end.value.code, "--flagfile") and "\n" not in end.value.code
+
+
 @pytest.mark.parametrize("data", [b"--tgt_len=5\n--model_dir=caf\xe9\n", b"\xff\xfe-\0-\0", b"\x80\x81"])
 def test_a_flag_file_in_another_encoding_is_one_line(tmp_path, monkeypatch, data):
     path = tmp_path / "some.cfg"

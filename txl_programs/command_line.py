@@ -77,6 +77,8 @@ def parse(argv: Sequence[str]) -> list[str]:
     and status 1.
     """
     flag_files = _flag_files(argv)
+    if "" in flag_files:  # absl would read no file, in silence
+        end("--flagfile must not be empty: name a file, or leave it out", argv)
     if pipes := list(filter(is_pipe, flag_files)):  # reading from one would wait for ever
         end(f"--flagfile={', '.join(pipes)} must be a file, and is a named pipe or a socket", argv)
     try:
@@ -205,7 +207,7 @@ def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     for word, following in itertools.pairwise([*argv, ""]):
         match = re.fullmatch(r"--?flagfile(?:=(.*))?", word, re.S)
         if match:
-            path = os.path.expanduser(match[1] or following)
+            path = os.path.expanduser(following if match[1] is None else match[1].strip())
             if path not in paths:
                 paths = _flag_files(_lines_of(path), [*paths, path])
     return paths

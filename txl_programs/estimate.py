@@ -61,6 +61,7 @@ read_flags(__name__)
 import os
 from typing import Any
 
+from txl_config.checks import check_bins
 from txl_config.errors import ParameterError
 from txl_config.presets import preset_settings
 
@@ -175,6 +176,7 @@ def shown(n_bytes):
 def main():
     model: Any
     model, other_defaults = settings()
+    check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
     training = config_of(TrainingConfig, other_defaults)
     if training.freeze:
         raise ParameterError("freeze", training.freeze, "left out: training with frozen weights is not estimated")
