@@ -157,7 +157,10 @@ def check_field(field: dataclasses.Field[Any], group: type[Any], value: Any, nam
         return
     check: Check | None = field.metadata.get("check")
     if not hasattr(check, "choices"):  # otherwise `check` lists the choices, which says more than the type
-        check_type(name, value, _types(group)[field.name])
+        kind = _types(group)[field.name]
+        if check and _is_beyond_64_bits(value) and {int, float} & {kind, *typing.get_args(kind)}:
+            check(name, value)  # a range says more than the number of bits
+        check_type(name, value, kind)
     if check:
         check(name, value)
 
@@ -180,7 +183,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         return
     described, is_of = _description_and_test(typing.cast("Any", kind))
     if not is_of(value):
-        raise ParameterError(name, value, described)
+        raise ParameterError(name, value, described + (" of at most 64 bits" if _is_beyond_64_bits(value) else ""))
 
 
 @functools.cache
@@ -191,7 +194,13 @@ def _types(group: type[Any]) -> dict[str, Any]:
 
 def _is_integer(value: Any) -> bool:
     """Whether a value is an integer of at most 64 bits. True and False are not."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and abs(int(value)) < 1 << 63
+    is_whole = not isinstance(value, bool) and isinstance(value, numbers.Integral)
+    return is_whole and not _is_beyond_64_bits(value)
+
+
+def _is_beyond_64_bits(value: Any) -> bool:
+    """Whether a value is an integer of more than 64 bits."""
+    return isinstance(value, numbers.Integral) and abs(int(value)) >= 1 << 63
 
 
 def _is_number(value: Any) -> bool:
