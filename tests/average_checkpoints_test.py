@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -177,14 +178,15 @@ def test_the_best_checkpoint_counts_only_once(run, tmp_path):
         ({"checkpoints": ["ckpt-2", "ckpt-2"]}, "checkpoints", ["ckpt-2", "ckpt-2"], "different checkpoints"),
         ({"checkpoints": ["ckpt-3", "latest"]}, "checkpoints", ["ckpt-3", "latest"], "different checkpoints"),
         ({"checkpoints": ["ckpt-1"], "model_dir": "nowhere"}, "model_dir", "nowhere", "the folder of a run"),
-        ({"checkpoints": ["ckpt-1"], "output_dir": "."}, "model_dir", ANY, "a new folder"),
+        ({"checkpoints": ["ckpt-1"], "output_dir": "."}, "output_dir", ANY, "a new folder"),
+        ({"checkpoints": ["ckpt-1"], "output_dir": "best"}, "output_dir", ANY, "a path that is no part of a run"),
     ],
     ids=str,
 )
 def test_bad_input_is_one_clear_error(run, tmp_path, monkeypatch, arguments, name, value, allowed):
     monkeypatch.chdir(run[0].path)
     if "output_dir" in arguments:
-        arguments = {**arguments, "output_dir": run[0].path}
+        arguments = {**arguments, "output_dir": os.path.join(run[0].path, arguments["output_dir"])}
     with raises_parameter(name, value, allowed):
         average_checkpoints(**{"model_dir": run[0].path, "output_dir": tmp_path / "average", **arguments})
     assert not (tmp_path / "average").exists()
@@ -200,7 +202,7 @@ def test_the_program_in_this_process(run, tmp_path, capsys):
         assert capsys.readouterr().out == expected
         found = txl_tf.tf1_variables(txl_tf.load_run(tmp_path / "average")[0])
         assert_variables_equal(found, mean([run[1][0], run[1][2]]))
-        with raises_parameter("model_dir", allowed="a new folder"):
+        with raises_parameter("output_dir", allowed="a new folder"):
             tool.main()
 
 

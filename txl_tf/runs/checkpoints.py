@@ -373,7 +373,7 @@ def average_checkpoints(
     output = RunFolder(output_dir)
     config = source.read_config()
     vocabs = source.load_vocabs()
-    output.check_new(vocabs, source.family)
+    output.check_new(vocabs, source.family, "output_dir")
     if checkpoints:
         if "" in checkpoints:
             message = f"checkpoints must name a checkpoint each, got an empty name: {named(','.join(checkpoints))}"

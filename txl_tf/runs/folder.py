@@ -538,32 +538,38 @@ class RunFolder(CheckpointFolder):
             if is_pipe(path):
                 raise OSError(f"{path} cannot be read or written: it is a named pipe or a socket. Move it away")
 
-    def _check_path(self) -> None:
-        """Raises ParameterError if the path is empty, is a part of another run, or is remote and a pattern."""
-        if not self.path:
-            raise ParameterError("model_dir", "", "the folder of the run", "model_dir must name the folder of the run")
-        if is_remote(self.path):  # local checkpoints with such names are read through links
-            check_no_pattern("model_dir", self.path)
-        if not self.has_config():
-            check_spares_runs("model_dir", self.path)
+    def _check_path(self, argument: str = "model_dir") -> None:
+        """Raises ParameterError if the path is empty, is a part of another run, or is remote and a pattern.
 
-    def check_new(self, vocabs: Sequence[Vocab] = (), family: Family | None = None) -> None:
+        `argument`: see `check_new`.
+        """
+        if not self.path:
+            raise ParameterError(argument, "", "the folder of the run", f"{argument} must name the folder of the run")
+        if is_remote(self.path):  # local checkpoints with such names are read through links
+            check_no_pattern(argument, self.path)
+        if not self.has_config():
+            check_spares_runs(argument, self.path)
+
+    def check_new(
+        self, vocabs: Sequence[Vocab] = (), family: Family | None = None, argument: str = "model_dir"
+    ) -> None:
         """Checks that a new run can be written to the folder.
 
         Args:
             vocabs: vocabularies of the new run.
             family: its family.
+            argument: name of the argument whose value is the folder, for the errors.
 
         Raises:
             ParameterError: the path is empty, or is remote and TensorFlow would take it for a pattern; the folder
                 already contains a run (the remains of a `create` that was killed do not count); or a vocabulary would
                 overwrite a file with other content.
         """
-        self._check_path()
+        self._check_path(argument)
         unfinished = self._unfinished_files()
         if unfinished is None and (self.has_config() or self._named_checkpoints() or self.steps()):
             message = f"{self} already contains a run: choose a new folder"
-            raise ParameterError("model_dir", self.path, "a new folder", message)
+            raise ParameterError(argument, self.path, "a new folder", message)
         for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):
             path = self._vocab_file(name, vocab.level)
             if os.path.basename(path) not in (unfinished or []):
