@@ -967,13 +967,14 @@ def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_to
     [
         ({"weights": "int8"}, "int8"),
         ({"top_n": 0}, 0),
+        ({"top_n": 1000}, 1000),
         ({"max_tokens": 0}, 0),
         ({"max_rows": 0}, 0),
         ({"start_token": 23}, 23),
         ({"vocab": Vocab("byte")}, 0),
         ({"vocab": ["vocab.txt"]}, "vocab.txt"),
     ],
-    ids=["weights", "top_n", "max_tokens", "max_rows", "start_token", "vocab", "no vocab"],
+    ids=["weights", "top_n", "top_n above", "max_tokens", "max_rows", "start_token", "vocab", "no vocab"],
 )
 def test_export_refuses_by_name(lm, tmp_path, options, value):
     with raises_parameter(*options, value):

@@ -593,6 +593,16 @@ def test_a_bad_flag_is_an_error_with_its_name(tool, word_run, arguments, name):
         tool.main()
 
 
+@pytest.mark.parametrize("data", [b"\xff\xfea\x00b\x00", b""])
+def test_a_file_that_is_no_prompt_is_named(tool, word_run, tmp_path, data):
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(data)
+    set_flags(tool, f"--model_dir={word_run[0]}", f"--prompt_file={path}")
+    with raises_naming(ValueError, str(path)) as raised:
+        tool.main()
+    assert mentions(str(raised.value), "prompt_file")
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from helpers import make_run, program, raises_parameter, run_here, word_vocab, write_text
+from helpers import ANY, make_run, program, raises_parameter, run_here, word_vocab, write_text
 from small_runs import make_encoder_decoder, make_tagger
 
 from txl_tf.config import PairsConfig, TaggedConfig
@@ -65,6 +65,16 @@ def test_a_folder_alone_gives_all_settings(resumed):
     groups = (got["training"], got["optimizer"], got["machine"], got.get("final"))
     values = {name: value for group in groups if group for name, value in group.to_dict().items()}
     assert {name: values[name] for name in config["training"]} == config["training"]
+
+
+def test_a_run_without_a_checkpoint_needs_the_whole_command(resumed, tmp_path, monkeypatch):
+    settings, config = resumed
+    monkeypatch.setattr(RunFolder, "steps", lambda folder: [])
+    with raises_parameter("model_dir", ANY, "a run with a checkpoint"):
+        settings()
+    name = "data_path" if "data_path" in config["data"] else "train_path"
+    text = write_text(tmp_path / "text.txt", "a\tb\n" * 9)
+    assert settings(f"--{name}={text}", "--train_steps=20")["training"].train_steps == 20
 
 
 def test_train_steps_extends_the_training_and_changes_nothing_else(resumed):

@@ -34,7 +34,7 @@ flags.DEFINE_integer(
     "source_length", None, "With ONNX and TFLite: tokens of the source of an encoder-decoder. Default: --length.",
     lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_integer("version", 1, "Version to write: the name of a folder in output.", lower_bound=1)
+flags.DEFINE_integer("version", 1, "Version to write: the name of a folder in output.", 1, 2**63 - 1)
 flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
 flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type of the stored weights.")
 flags.DEFINE_integer("top_n", None, "Number of tokens that the signature next returns. Default: 10.", lower_bound=1)

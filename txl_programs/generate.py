@@ -102,7 +102,7 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
-from txl_config.errors import ParameterError, visible
+from txl_config.errors import ParameterError, named, visible
 from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json, decoded
@@ -457,7 +457,8 @@ def main() -> int | None:
         say_unfinished(*map(int, tally.sums or (0, 0)))
         return int(tally.missing > 0)
     prompt = read_prompt(vocab)
-    ids: Any = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
+    name = "prompt" if FLAGS.prompt_file is None else f"prompt_file {named(FLAGS.prompt_file)}"
+    ids: Any = None if prompt is None else encode_prompt(vocab, prompt, name)
     if FLAGS.beam_size > 1 or options["logits_processor"] is not None:
         return print_when_complete(folder, vocab, ids, echo=bool(prompt))
     seeds = seeds_of_sequences(FLAGS.seed, FLAGS.num_return_sequences)

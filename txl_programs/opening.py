@@ -76,10 +76,19 @@ def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, An
         line gives one of the flags `places`.
 
     Raises:
-        ParameterError: --preset is given, which the settings of the run would replace.
+        ParameterError: --preset is given, which the settings of the run would replace; or the run has no checkpoint,
+            and no flag says where the data of a new run is. Its config.json does not record `warm_start_path`.
     """
-    if not folder.steps() or not folder.has_config() or given(places):
+    if given(places) or not folder.has_config():
         return None
+    if not folder.steps():
+        if FLAGS.init_from:
+            return None
+        message = (
+            f"model_dir {folder} contains a run without a checkpoint, so the training starts from scratch: give the "
+            "whole command again"
+        )
+        raise ParameterError("model_dir", folder.path, "a run with a checkpoint", message)
     refuse(["preset"], "has no effect on a run that resumes: it has its settings already")
     config = folder.read_config()
     training = config.get("training", {})

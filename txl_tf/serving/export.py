@@ -86,8 +86,8 @@ def export_saved_model(
             SavedModel takes ids alone, and a warning says so.
         weights: type in which the weights are stored, "float32", "float16" or "bfloat16". The model computes in the
             dtype of `lm`. The numbers in requests and answers are float32, also those of a float64 model.
-        top_n: for a language model, the number of tokens that `next` returns, by default 10; at most as many as the
-            vocabulary has.
+        top_n: for a language model, the number of tokens that `next` returns; at most as many as the vocabulary has. By
+            default 10, or all tokens of a smaller vocabulary.
         max_tokens: most tokens of a row of a request, and most new ones. The default is 4096 for a language model,
             `max_len` for a `Transformer`, and `max_seq_len` for a `Tagger`.
         max_rows: most rows of a request; by default as many as fit 512 MiB with one token each, but at most 1024, see

@@ -74,7 +74,11 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
 
 @serves("language_model", "a language model")
 def served_language_model(
-    lm: LanguageModel, vocab: Vocab | Sequence[Vocab] | None, *, top_n: int = 10, start_token: int | None = None
+    lm: LanguageModel,
+    vocab: Vocab | Sequence[Vocab] | None,
+    *,
+    top_n: int | None = None,
+    start_token: int | None = None,
 ) -> Served:
     """Returns how a language model is served: its signatures, vocabularies and tokenizer.
 
@@ -91,9 +95,10 @@ def served_language_model(
     vocabs = {} if vocab is None else named_vocabs(vocab, {"vocab": n_token}, type(lm).__name__)
     if start_token is None:
         start_token = vocabs["vocab"].start_id if vocabs else 0
-    check_integer("top_n", top_n, 1)
+    if top_n is not None:
+        check_integer("top_n", top_n, 1, n_token)
     check_integer("start_token", start_token, 0, n_token - 1)
-    make_signatures = functools.partial(LanguageModelSignatures, top_n=top_n, start_token=start_token)
+    make_signatures = functools.partial(LanguageModelSignatures, top_n=top_n or 10, start_token=start_token)
     return Served(make_signatures, vocabs, tokenizer_of)
 
 

@@ -372,6 +372,7 @@ def check_files(recipe: Recipe) -> None:
         hint = f". Dataset {recipe.dataset!r} is a folder of files; dataset 'text' reads {named(folder)} itself"
     for path in all_files(recipe):
         if not inputs.exists(path):
+            hint = ". The standard input is the file /dev/stdin" if path == "-" else hint
             raise FileNotFoundError(f"there is no file {named(path)}{hint}")
     if not recipe.files["train"]:
         raise FileNotFoundError(f"there is no file {named(recipe.folder)}/{LM1B_SHARDS}{hint}")
