@@ -10,7 +10,7 @@ import string
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, word_vocab
+from helpers import ROOT, mentions, word_vocab
 
 from txl_config import SearchConfig
 from txl_programs.demo import chinese
@@ -212,8 +212,8 @@ def client(page):
 
 
 @pytest.mark.parametrize("accepted, labels, refused", [
-    ("zh-CN,zh;q=0.9,en;q=0.8", ("生成", "提示词", "留空则每次结果不同"), "本页没有这个地址。"),
-    ("en-US,en;q=0.9", ("Generate", "Prompt", "empty: another text every time"), "This page has no such address."),
+    ("zh-CN,zh;q=0.9,en;q=0.8", ("生成", "提示词", "0：每次取概率最大的 token"), "本页没有这个地址。"),
+    ("en-US,en;q=0.9", ("Generate", "Prompt", "0 takes the most likely token"), "This page has no such address."),
 ])  # fmt: skip
 def test_a_request_gets_the_page_and_its_refusals_in_its_language(client, accepted, labels, refused):
     headers = {"accept-language": accepted}
@@ -241,6 +241,15 @@ def test_a_value_of_another_kind_is_refused_in_the_language_of_its_request(clien
     write = min(i for i, function in page.fns.items() if getattr(function.fn, "__name__", "") == "write")
     data = [["language_model0"], "abc", ["a"], *[None] * (len(page.fns[write].inputs) - 3)]
     assert expected in asked(client, write, data, accepted).replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("penalty", [1, 1.5])
+def test_a_repetition_window_that_is_no_whole_number_is_refused(client, page, penalty):
+    write = min(i for i, function in page.fns.items() if getattr(function.fn, "__name__", "") == "write")
+    for window in (1.5, 0, 2**31):
+        data = [["language_model0"], "abc", 1, 5, 0.8, "", 1, 0, penalty, window, "", "", False, True]
+        said = asked(client, write, data, "en")
+        assert mentions(said, "repetition_window") and str(window) in said
 
 
 def asked(client, number, data, accepted):

@@ -22,6 +22,7 @@ from helpers import (
 from markupsafe import Markup
 
 from txl_programs.demo import pieces
+from txl_programs.demo.encoder_decoder import EncoderDecoderView
 from txl_programs.demo.language_model import LanguageModelView, labels_of
 from txl_programs.demo.limits import Limits, Shelf
 from txl_programs.demo.pieces import Place, Span, element
@@ -246,6 +247,13 @@ def test_reading_shows_the_nll_of_score_by_segments(view):
     np.testing.assert_allclose(shown, np.divide(expected, np.log(2)), atol=6e-4)
     mean = float(re.search(r"<b>([\d.]+)</b> bits per token", drawn)[1])
     assert mean == pytest.approx(np.mean(expected) / np.log(2), abs=6e-5)
+
+
+def test_more_targets_than_beams_are_refused():
+    view = EncoderDecoderView.__new__(EncoderDecoderView)
+    view.limits = Limits()
+    with raises_parameter("n_best", 5, "at most 2"):
+        view.translate("abc", 2, 5, 0.6)
 
 
 def test_what_the_memory_saves_or_costs_is_a_positive_number_of_bits(view):

@@ -35,10 +35,13 @@ class EncoderDecoderView:
             allowed = ", ".join(map(str, BEAMS))
             sentence = "Beams must be one of {allowed}, got {value}."
             raise Refusal("beam_size", beam_size, list(BEAMS), sentence, allowed=allowed, value=repr(beam_size))
+        if n_best > beam_size:
+            sentence = "Targets must be at most Beams, {most}, got {value}."
+            raise Refusal("n_best", n_best, f"at most {beam_size}", sentence, most=beam_size, value=repr(n_best))
         if "\n" in source:
             sentence = "The source has several lines. This page translates one line."
             raise Refusal("source", source, "one line", sentence)
-        search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
+        search = SearchConfig(beam_size=beam_size, n_best=n_best, length_penalty=length_penalty)
         with self.run.lock:
             translator = Translator(self.model, self.source_vocab, self.target_vocab, search)
             return translator.translate([source], "The source")[0]

@@ -21,7 +21,6 @@ from txl_programs.demo.wiring import (
     stop_button,
     width_of,
 )
-from txl_tf.config.checks import check_integer
 from txl_tf.data.vocabulary import unescape
 
 GENERATES = "The model continues your prompt, token by token, in the style of the text that it was trained on."
@@ -34,6 +33,7 @@ TOP_P = "only the most likely tokens that together have this probability"
 MIN_P = "no tokens less likely than this fraction of the most likely one"
 PENALTY = "above 1: tokens that were just written become less likely"
 WINDOW = "the penalty looks at so many last tokens"
+SEED = "empty: another text every time. Continue keeps the seed of the text"  # so it is the text of one longer request
 # The options of sampling, in the order of their components.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed")
 # The example texts on the page. They are left out if the vocabulary of a run cannot encode them.
@@ -135,8 +135,8 @@ class LanguageModelPage(Board):
             min_p = gr.Slider(0, 0.99, 0, step=0.01, label="Min p", info=MIN_P)
         with gr.Row():
             penalty = gr.Slider(0.5, 3, 1, step=0.05, label="Repetition penalty", info=PENALTY)
-            window = gr.Number(REPETITION_WINDOW, label="Repetition window", precision=0, info=WINDOW)
-            seed = gr.Textbox("", label="Seed", info="empty: another text every time", elem_id="seed")
+            window = gr.Number(REPETITION_WINDOW, label="Repetition window", info=WINDOW)
+            seed = gr.Textbox("", label="Seed", info=SEED, elem_id="seed")
         with gr.Row():
             stop = gr.Textbox("", label="Stop strings", lines=2, info=r"one per line; \n is a newline")
             newline = gr.Checkbox(False, label="Stop at the end of a line")
@@ -147,8 +147,8 @@ class LanguageModelPage(Board):
     def _options(self, *values):
         """Returns the `options` of `LanguageModelView.start`.
 
-        Raises ParameterError if a required number is missing, or `top_k` or `seed` is not a whole number. Ranges are
-        checked later.
+        Raises ParameterError if a required number is missing, if `top_k` or `seed` is not a whole number, or for
+        `repetition_window`. The ranges of the other options are checked later.
 
         Args:
             *values: the temperature, and the values of the components of `_build_options`.
@@ -161,9 +161,10 @@ class LanguageModelPage(Board):
             sentence = "{name} must be a number, and is empty."
             raise Refusal(empty[0], None, "a number", sentence, name=said(empty[0]))
         options |= {name: value for name, value in optional.items() if value is not None}
+        window = self.limits.check_number("repetition_window", options["repetition_window"], LONGEST_WINDOW)
         if options["repetition_penalty"] == 1:  # then the window has no effect, but its field always has a value
-            check_integer("repetition_window", options["repetition_window"], 1, LONGEST_WINDOW)
-            options["repetition_window"] = REPETITION_WINDOW
+            window = REPETITION_WINDOW
+        options["repetition_window"] = window
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
         return {"sampling": options, "stops": stops}
