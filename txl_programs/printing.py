@@ -168,14 +168,14 @@ def close_stdout(error: OSError | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def is_of_stdout(error: Exception) -> bool:
+def is_of_stdout(error: OSError) -> bool:
     """Whether an error says that the standard output cannot be written, for example because its disk is full.
 
     Everything that writes a file names it in its error, see `naming_write_errors`. So an error of the system without a
     name is one of the standard output.
     """
-    of_disk = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    return of_disk and getattr(error, "filename", None) is None
+    of_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return of_disk and error.filename is None
 
 
 def _reader_has_closed(error: OSError) -> bool:

@@ -114,7 +114,7 @@ def _run(main: Callable[[], int | None], argv: Sequence[str]) -> int | None:
     except (ValueError, OSError, *_tensorflow_errors()) as error:
         if verbose:
             raise
-        if is_of_stdout(error):
+        if isinstance(error, OSError) and is_of_stdout(error):
             close_stdout(error)  # `ending` reports it
             sys.exit(1)
         message = shortened(f"{program_name(argv[0])}: {visible(message_of(error))}", 460)
