@@ -90,7 +90,7 @@ class Text(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- which files
 
 
-def find_files(data_path: Any) -> list[str]:
+def find_files(data_path: Any, argument: str = "data_path") -> list[str]:
     """Returns the files that paths, patterns and folders name.
 
     A folder stands for all files in it and in its folders, except those whose names begin with a dot. The files are in
@@ -100,13 +100,14 @@ def find_files(data_path: Any) -> list[str]:
     Args:
         data_path: a path, a pattern or a folder; or several of them, in a list or in a string with commas between them.
             In a string, white space around a path is left out, unless a file has exactly this name.
+        argument: name of the argument whose value is `data_path`, for errors.
 
     Raises:
         FileNotFoundError: a pattern or a folder has no file.
         ParameterError: a path is empty, or not UTF-8; or the name of a file is not UTF-8; or there is no file system
             for the scheme of a path.
     """
-    return [path for path, _ in find_named_files(data_path)]
+    return [path for path, _ in find_named_files(data_path, argument)]
 
 
 def find_named_files(data_path: Any, argument: str = "data_path") -> list[tuple[str, str]]:
@@ -116,8 +117,7 @@ def find_named_files(data_path: Any, argument: str = "data_path") -> list[tuple[
     wildcard; for a file, it is the file's own name.
 
     Args:
-        data_path: see `find_files`.
-        argument: name of the argument whose value is `data_path`, for errors.
+        data_path, argument: see `find_files`.
     """
     named_files = []
     for path in _paths_of(data_path, argument):
