@@ -9,6 +9,10 @@ import tensorflow as tf
 from helpers import mentions, raises_naming, raises_parameter
 
 from txl_tf import files
+from txl_tf.data.text.prepared_folder import read_prepared_info
+from txl_tf.data.text.texts import find_files, find_named_files
+from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.folder import RunFolder, check_spares_runs
 
 
 def accept(values):
@@ -154,3 +158,21 @@ def test_where_there_are_no_locks_it_says_so(tmp_path, monkeypatch, capsys):
 ])  # fmt: skip
 def test_the_reason_is_the_first_line_or_the_class(message, expected):
     assert files.reason(ValueError(message)) == expected
+
+
+def test_a_path_with_a_scheme_of_no_file_system_is_refused_by_name(tmp_path):
+    for path in ("https://host/a", "http://host/a", "unknown://a"):
+        for name, refuse in {
+            "data_path": lambda path: find_files(["a", path]),
+            "input": lambda path: find_named_files(f"a,{path}", "input"),
+            "data_dir": read_prepared_info,
+            "model_dir": RunFolder,
+            "ckpt_path": RunFolder(tmp_path).find_checkpoint,
+            "output_dir": lambda path: average_checkpoints(str(tmp_path), path, num_last_checkpoints=1),
+            "output": lambda path: check_spares_runs("output", path),
+        }.items():
+            with raises_parameter(name, path):
+                refuse(path)
+    for path in ("a", "a/b://c", "gs://bucket/a", "ram://a", f"file://{tmp_path}"):
+        files.check_scheme("path", path)
+    files.check_scheme("path", "s3://bucket/a", "s3")

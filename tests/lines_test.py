@@ -146,3 +146,16 @@ def test_numbers_must_be_as_many_as_lines():
 def test_lines_must_be_a_list_or_an_iterator(lines):
     with raises_parameter("lines", lines):
         list(answers(lines, str, list))
+
+
+def test_a_line_with_a_zero_byte_is_an_error_except_among_any_bytes():
+    for read in (text_of, sentence_of):
+        with raises_parameter("text", allowed="text without zero bytes"):
+            read(b"a\0b\n")
+        assert read("a\0b\n") == "a\0b"
+    assert text_of(b"a\0\xff", "surrogateescape") == "a\0\udcff" and text_of(b"a\0b", zeros=True) == "a\0b"
+    utf16 = "abc\nabd\nabe".encode("utf-16-le").split(b"\n")
+    found = list(answers(utf16, text_of, list, strict=False))
+    assert [error.number for error in found] == [1, 2, 3]
+    notes = {note for error in found for note in getattr(error, "__notes__", [])}
+    assert len(notes) == 1 and mentions(notes.pop(), "utf-16le")

@@ -24,7 +24,7 @@ from helpers import (
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.folder import RunFolder
 
-LINES = ["w3 unheard-of", "", "w1\x85w2\u2028w4 \x00", "w5 " * 30, '"w6"\t\\', "w1 naïve 日本\r"]
+LINES = ["w3 unheard-of", "", "w1\x85w2\u2028w4 \x01", "w5 " * 30, '"w6"\t\\', "w1 naïve 日本\r"]
 TEXT = "\n".join(LINES).encode()  # without a newline at the end
 pytestmark = pytest.mark.usefixtures("opened_once")
 

@@ -395,3 +395,12 @@ def test_a_line_without_a_tab_is_no_continuation(words):
     with raises_parameter("batch_tokens", 9, limit="carry_memory"):
         list(score_lines(*words, ["w1"], carry_memory=True, batch_tokens=9))
     assert scoring.at_tab("a \t b", "subword") == ("a", "a  b")
+
+
+@pytest.mark.parametrize("has_zero", [False, True])
+def test_a_line_with_a_zero_byte_is_scored_only_if_the_vocabulary_has_it(has_zero):
+    special = ["<unk>", "a", "b", "\n", *(["\0"] if has_zero else [])]
+    vocab = Vocab(level="char", special=special, unk="<unk>")
+    vocab.build()
+    scored = list(score_lines(make_lm(vocab), vocab, [b"ab", b"a\0b"], strict=False))
+    assert [isinstance(found, data_lines.LineError) for found in scored] == [False, not has_zero]

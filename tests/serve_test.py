@@ -28,7 +28,7 @@ pytest.importorskip("starlette", reason="the server needs starlette: pip install
 pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install starlette uvicorn")
 
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
-from txl_programs.server.completions import Bounds, Choice, Completions, _deliverer  # noqa: E402
+from txl_programs.server.completions import Bounds, Choice, Completions, Options, _deliverer, characters_of  # noqa: E402
 from txl_programs.server.errors import Failed  # noqa: E402
 from txl_programs.server.predict import Signature, array_of  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
@@ -244,6 +244,15 @@ def test_an_empty_prompt_continues_a_line(served):
 def test_a_wrong_parameter_is_named(served, values, name):
     found = requests.post(f"{served.url}/v1/completions", json={"prompt": "a", **values}, timeout=60)
     assert (found.status_code, found.json()["error"]["param"]) == (400, name), found.text
+
+
+def test_half_of_a_surrogate_pair_in_a_prompt_is_refused_in_place_of_an_unknown_symbol():
+    vocab = Vocab(level="char", special=["<unk>", *SYMBOLS], unk="<unk>")
+    vocab.build()
+    assert len(Options({"prompt": "a\u00e9"}, vocab, Bounds(), characters_of(vocab)).prompts[0]) == 2
+    with pytest.raises(Failed) as caught:
+        Options({"prompt": "a\ud800"}, vocab, Bounds(), characters_of(vocab))
+    assert (caught.value.status, caught.value.name) == (400, "prompt")
 
 
 def test_texts_in_a_batch_are_those_of_each_alone(served):
@@ -603,10 +612,46 @@ def test_status_and_metadata(served):
     ({"signature_name": "next", "inputs": {"tokens": [[1, 2], [3]]}}, 400),
     ({"signature_name": "next", "inputs": {"tokens": [[1]], "state": [[0.5]]}}, 400),
     ({"signature_name": "score_text", "inputs": ["a"], "version": 1}, 400),
+    ({"signature_name": "generate_text", "inputs": {"text": ["a"], "max_new_tokens": [3, 3]}}, 400),
+    ({"signature_name": "generate", "inputs": {"tokens": [[1], [2]], "lengths": [1]}}, 400),
+    ({"signature_name": "generate_text", "inputs": {"text": ["a", "b"], "max_new_tokens": [True, 2]}}, 400),
+    ({"signature_name": "generate_text", "inputs": {"text": ["a", "b"], "temperature": [True, 0.5]}}, 400),
+    ({"signature_name": "next", "inputs": {"tokens": [[1, 2], [True, 2]]}}, 400),
 ])  # fmt: skip
 def test_a_wrong_request_gets_one_sentence(served, values, status):
     found = served.predict(**values)
     assert found.status_code == status and 0 < len(found.json()["error"]) <= 500, found.text
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_name(served):
+    found = served.predict(signature_name="generate_text", inputs={"text": ["a"], "stop": [["\ud800"]]})
+    assert found.status_code == 400 and found.json()["error"].startswith("stop ")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_one_value_stands_for_all_rows_only_of_an_optional_argument(batched):
+    """As in the exported signature: required arguments, and several values, must have one row for each result."""
+
+    default = tf.constant([5])
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name) for name in ("a", "b", "c")])
+    def added(a, b, c=default):
+        tf.debugging.assert_equal(tf.shape(a), tf.shape(b))
+        tf.debugging.Assert((tf.size(c) == 1) | (tf.size(c) == tf.size(a)), [tf.shape(c)])
+        return {"sum": a + b + c}
+
+    async def ask(*requests):
+        requests = [{name: np.array(x, np.int32) for name, x in request.items()} for request in requests]
+        calls = [batcher.call("added", request) for request in requests]
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+
+    batcher, good = Batcher({"added": added}, 16), {"a": [1, 2], "b": [3, 4]}
+    others = [good, good] if batched else []  # all requests of one call of `ask` wait at the same time
+    for wrong in ({"a": [1, 2], "b": [3]}, {"a": [1], "b": [3, 4]}, {"a": [1], "b": [3], "c": [1, 2]}):
+        assert isinstance(asyncio.run(ask(*others, wrong))[-1], tf.errors.InvalidArgumentError)
+    for c, expected in (([7], [11, 13]), ([1, 2], [5, 8])):
+        assert asyncio.run(ask(*others, good | {"c": c}))[-1]["sum"].tolist() == expected
+    assert asyncio.run(ask(*others, good))[-1]["sum"].tolist() == [9, 11]
 
 
 def test_strings_and_base64_may_be_mixed():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -14,7 +15,7 @@ from txl_tf.data import text_files
 from txl_tf.data.subwords import SubwordVocab
 from txl_tf.data.text import corpus
 from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
-from txl_tf.data.text.texts import FilePart, find_files, find_named_files, have_documents, read_texts
+from txl_tf.data.text.texts import FilePart, find_files, find_named_files, folder_around, have_documents, read_texts
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.families.language_model import LanguageModelRun
 from txl_tf.runs.folder import RunFolder
@@ -68,6 +69,62 @@ def test_a_folder_a_pattern_and_a_list_stand_for_their_files_in_order(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty"):
         find_files(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_pattern_matches_as_in_a_shell(tmp_path, remote):
+    for name in ("a.txt", "sub/b.txt", "sub/x/c.txt", ".d.txt", ".git/e.txt", "sub/.x/f.txt", "[1]/g.txt", "h.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_text(tmp_path / name, name)
+    folder = f"file://{tmp_path}" if remote else str(tmp_path)
+
+    def names(pattern):
+        return [path.removeprefix(f"{folder}/") for path in find_files(f"{folder}/{pattern}")]
+
+    shown = ["[1]/g.txt", "a.txt", "sub/b.txt", "sub/x/c.txt"]
+    assert names("**/*.txt") == names("**/**/*.txt") == shown
+    assert names("**/sub/**/*.txt") == names("sub/**") == ["sub/b.txt", "sub/x/c.txt"]
+    assert names("**") == names("*") == names("**/*") == ["[1]/g.txt", "a.txt", "h.csv", "sub/b.txt", "sub/x/c.txt"]
+    assert names("*.txt") == ["a.txt"] and names(".*.txt") == [".d.txt"]
+    assert names(".*/*") == [".git/e.txt"] and names("**/.x/*") == ["sub/.x/f.txt"]
+    assert names("**/[!abc].txt") == names("**/[^abc].txt") == names("**/\\[1\\]/*") == ["[1]/g.txt"]
+
+
+def test_a_pattern_without_a_folder_is_for_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "sub/b.txt", ".c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_text(tmp_path / name, name)
+    assert [name for _, name in find_named_files("**/*.txt")] == ["a.txt", "sub/b.txt"]
+    assert [name for _, name in find_named_files("*.txt")] == ["a.txt"]
+    for path, found in (("sub/made.txt", "**/*.txt"), (".sub/made.txt", None), (".made.txt", None), ("made", None)):
+        assert folder_around([path], "**/*.txt") == found
+
+
+def test_a_name_that_is_not_utf8_is_shown_with_its_folder(tmp_path):
+    write_text(tmp_path / "good.txt", "a")
+    try:
+        (tmp_path / os.fsdecode(b"bad\xff.txt")).touch()
+    except OSError:
+        pytest.skip("this file system has only names in UTF-8")
+    for path in (f"{tmp_path}", f"{tmp_path}/*", f"{tmp_path}/**/*.txt"):
+        with raises_parameter("data_path") as caught:
+            find_files(path)
+        assert str(tmp_path) in str(caught.value) and r"bad\xff.txt" in str(caught.value)
+    assert find_files(f"{tmp_path}/g*") == [f"{tmp_path}/good.txt"]
+    with raises_parameter("data_path"):
+        find_files(str(tmp_path / "bad\udcff.txt"))
+
+
+def test_white_space_around_a_path_counts_in_a_list_and_in_the_name_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (" a", "b"):
+        write_text(tmp_path / name, name)
+    for given, found in (
+        (" a", [" a"]), ([" a"], [" a"]), (" b", ["b"]), ([" b"], [" b"]), ("a", ["a"]), ("b, a, b", ["b", " a", "b"]),
+    ):  # fmt: skip
+        assert find_files(given) == found
+    assert sorted(map(os.path.basename, find_files("*"))) == [" a", "b"]
 
 
 @pytest.mark.parametrize("level", ["char", "byte", "subword"])

@@ -36,6 +36,22 @@ def is_remote(path: str | os.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def check_scheme(name: str, path: str | os.PathLike, *others: str) -> None:
+    """Raises ParameterError if a path begins with a scheme, such as `https://`, for which there is no file system.
+
+    Args:
+        name: name of the argument whose value is `path`, for the error.
+        path: local or remote path.
+        *others: allowed schemes besides those that TensorFlow knows, such as "s3".
+    """
+    scheme = re.match(r"([a-zA-Z][\w.+-]*)://", os.fspath(path))
+    known = {*tf.io.gfile.get_registered_schemes(), *others} - {""} if scheme else set()
+    if scheme and scheme[1] not in known:
+        allowed = f"a local path, or begin with {', '.join(f'{known_scheme}://' for known_scheme in sorted(known))}"
+        message = f"{name} must be {allowed}: {scheme[0]} is no file system that this program knows, got {brief(path)}"
+        raise ParameterError(name, os.fspath(path), allowed, message)
+
+
 def has_pattern(path: str | os.PathLike) -> bool:
     r"""Whether a path has `[`, `]` or a backslash.
 

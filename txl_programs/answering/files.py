@@ -33,9 +33,10 @@ from txl_programs.flag_values import FLAGS, cluster_of
 from txl_programs.opening import vocab_of, with_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
+from txl_tf.data import inputs
 from txl_tf.data.line_files import Answering, Block, LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
-from txl_tf.files import absolute, lock, naming_write_errors, same_path, sha256
+from txl_tf.files import absolute, check_scheme, lock, naming_write_errors, same_path, sha256
 from txl_tf.runs.folder import RunFolder, check_spares_runs
 
 MakeAnswering = Callable[[RunFolder, str], Answering]  # takes the folder of a run and the path of a checkpoint
@@ -87,11 +88,12 @@ def _is_plain_text(folder: RunFolder) -> bool:
     return folder.task != "language_model" or vocab_of(folder).has_plain_text
 
 
-def is_several(inputs: str | None) -> bool:
+def is_several(path: str | None) -> bool:
     """Whether --input is a folder, a pattern, or several files. An existing file may have , * ? or [ in its name."""
-    if inputs in (None, "-"):
+    if path in (None, "-"):
         return False
-    return tf.io.gfile.isdir(inputs) or (any(c in inputs for c in ",*?[") and not tf.io.gfile.exists(inputs))
+    inputs.check_readable("input", path)
+    return inputs.is_folder(path) or (any(c in path for c in ",*?[") and not inputs.exists(path))
 
 
 def _answer_files(
@@ -158,10 +160,11 @@ def _named_files() -> list[tuple[str, str]]:
     if FLAGS.input in (None, "-"):
         message = "--ray_address and --ray_workers need --input: files, folders or patterns"
         raise ParameterError("input", FLAGS.input, "files, folders or patterns", message)
+    check_scheme("output", FLAGS.output or "")
     if not FLAGS.output or (tf.io.gfile.exists(FLAGS.output) and not tf.io.gfile.isdir(FLAGS.output)):
         message = f"--output must be a folder, with a file for each file of --input, got {FLAGS.output}"
         raise ParameterError("output", FLAGS.output, "a folder", message)
-    files = find_named_files(FLAGS.input)
+    files = find_named_files(FLAGS.input, "input")
     output = f"{absolute(FLAGS.output)}/"
     names = collections.Counter(name for _, name in files)
     for name in names:

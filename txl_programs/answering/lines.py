@@ -11,6 +11,7 @@ import keras
 
 from txl_config.errors import ParameterError, visible
 from txl_programs.flag_values import FLAGS, given
+from txl_tf.data.inputs import check_readable
 from txl_tf.data.line_files import Tally, nothing
 from txl_tf.data.lines import arriving, lines_in, without_mark
 from txl_tf.data.text_files import read_files
@@ -42,6 +43,7 @@ def input_lines(plain_text=True):
         stdin: Any = sys.stdin.buffer  # a BufferedReader, although its type does not say so
         pieces, name = arriving(stdin, prompt), "standard input"
     else:
+        check_readable("input", FLAGS.input)
         pieces, name = read_files([FLAGS.input], "byte"), FLAGS.input  # bytes, with this level
         first = next(pieces)  # an unreadable file raises its error here, before a model is loaded
         pieces = itertools.chain([first], pieces)

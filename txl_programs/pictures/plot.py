@@ -219,7 +219,10 @@ def text_of_run(folder):
     layer = checked_layer(config["model"]["n_layer"], config["model"]["n_head"])
     vocab = folder.load_vocab()
     has_file = FLAGS.text_path is not None
-    ids = encode_text(FLAGS.text_path, vocab, config["data"])[0] if has_file else vocab.encode(FLAGS.text)
+    if has_file:
+        ids, _ = encode_text(FLAGS.text_path, vocab, config["data"], argument="text_path")
+    else:
+        ids = vocab.encode(FLAGS.text)
     tgt_len = min(TGT_LEN[FLAGS.kind], len(ids)) if FLAGS.tgt_len is None else FLAGS.tgt_len
     if not 1 <= tgt_len < len(ids) + 1:
         message = f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}"
@@ -363,7 +366,7 @@ def held_out(folder, vocab):
     Without --text_path, raises ParameterError if the vocabulary or the valid split is not that of the run.
     """
     if FLAGS.text_path is not None:
-        return encode_text(FLAGS.text_path, vocab, folder.read_config()["data"])[0]
+        return encode_text(FLAGS.text_path, vocab, folder.read_config()["data"], argument="text_path")[0]
     corpus = open_corpus_of_run(folder)
     check_vocab(folder, [corpus.vocab], "Give a text_path")
     check_text(folder, {"valid": corpus.fingerprint("valid")}, "give a text_path")

@@ -203,8 +203,12 @@ class Options:
             if len(prompt) > 100 * max_tokens:  # refused before the vocabulary spends time on it
                 message = f"prompt must have at most {max_tokens} tokens, got {len(prompt)} characters"
                 raise Failed(400, message, "prompt")
+            data = prompt.encode("utf-8", "surrogatepass")
             try:
-                ids = vocab.encode(prompt.encode("utf-8", "surrogatepass") if vocab.level == "byte" else prompt)
+                ids = vocab.encode(data if vocab.level == "byte" else data.decode())
+            except UnicodeDecodeError as error:
+                message = f"prompt must be Unicode text, got half of a surrogate pair at byte {error.start}"
+                raise Failed(400, message, "prompt") from None
             except ValueError as error:
                 raise Failed(400, f"prompt: {error}", "prompt") from None
         else:

@@ -18,6 +18,7 @@ import numpy as np
 
 from txl_config.errors import brief
 from txl_programs.server.errors import Failed
+from txl_tf.serving.batcher import required_arguments
 
 # A float32 output of up to this many numbers is written with as few digits as float32 needs. More would take too long.
 MOST_EXACT = 100_000
@@ -40,8 +41,7 @@ class Signature:
         self.name = name
         self.function = function
         self.inputs = {spec.name: spec for spec in function.input_signature}
-        parameters = function.function_spec.function_type.parameters
-        self.required = [key for key, parameter in parameters.items() if not parameter.optional]
+        self.required = required_arguments(function)
 
     @functools.cached_property
     def outputs(self) -> dict[str, Any]:
@@ -142,11 +142,19 @@ def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
     if not array.size and array.dtype.kind == "f":  # [] has the dtype float64
         return array.astype(dtype)
     kinds = "iu" if wanted == "integers" else "iuf"
-    if array.dtype.kind not in kinds:
+    if array.dtype.kind not in kinds or _has_bool(value):
         raise Failed(400, f"{name} must be {wanted} in rows of equal length, got {brief(value)}")
     if wanted == "integers" and array.size and (array.min() < -(2**31) or array.max() >= 2**31):
         raise Failed(400, f"{name} must be integers of 32 bits, got {brief(value)}")
     return array.astype(dtype)
+
+
+def _has_bool(value: Any) -> bool:
+    """Whether a JSON value is true or false, or a list that contains one at any depth: NumPy takes it as 1 or 0."""
+    if not isinstance(value, list):
+        return isinstance(value, bool)
+    types = set(map(type, value))
+    return bool in types or (list in types and any(map(_has_bool, value)))
 
 
 def _without_b64(name: str, value: Any) -> Any:

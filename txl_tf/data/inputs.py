@@ -5,9 +5,11 @@ Programs read texts with these functions. They write with `txl_tf.files`.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import logging
 import os
+import re
 import zipfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -15,7 +17,7 @@ from typing import Any, BinaryIO
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError, named
-from txl_tf.files import is_remote, seekable
+from txl_tf.files import check_scheme, is_remote, seekable
 
 logger = logging.getLogger("txl_tf")
 _PYARROW = "s3://"  # TensorFlow has no such file system without tensorflow-io
@@ -26,8 +28,14 @@ def has_ending(path: str | os.PathLike, *endings: str) -> bool:
     return os.fspath(path).lower().endswith(endings)
 
 
+def check_readable(name: str, path: str | os.PathLike) -> None:
+    """Raises ParameterError if there is no file system for `path`, the value of the argument `name`."""
+    check_scheme(name, path, _PYARROW.removesuffix("://"))
+
+
 def exists(path: str) -> bool:
-    """Whether there is a file or a folder."""
+    """Whether there is a file or a folder. Raises ParameterError if there is no file system for the path."""
+    check_readable("path", path)
     return _info(path).type.name != "NotFound" if _read_by_pyarrow(path) else tf.io.gfile.exists(path)
 
 
@@ -74,11 +82,12 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     folder that the caller removes from the list of folders is not visited.
     """
     if not _read_by_pyarrow(folder):
-        for parent, folders, names in tf.io.gfile.walk(folder):
-            if not is_remote(folder):
-                for entries in (folders, names):
-                    entries[:] = [name for name in entries if not _is_loop(folder, os.path.join(parent, name))]
-            yield parent, folders, names
+        with _naming_bad_names(folder):
+            for parent, folders, names in tf.io.gfile.walk(folder):
+                if not is_remote(folder):
+                    for entries in (folders, names):
+                        entries[:] = [name for name in entries if not _is_loop(folder, os.path.join(parent, name))]
+                yield parent, folders, names
         return
     infos = _entries(folder)
     folders = [name for name, info in infos.items() if info.type.name == "Directory"]
@@ -108,19 +117,97 @@ def _is_loop(folder: str, path: str) -> bool:
     return is_loop
 
 
+@contextlib.contextmanager
+def _naming_bad_names(folder: str) -> Iterator[None]:
+    """In this block, the error for a file whose name is not UTF-8 becomes a ParameterError that names the file.
+
+    Args:
+        folder: a folder that contains the file, or "" for the current folder.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        paths = [
+            os.path.join(parent, name)
+            for parent, folders, names in os.walk(folder or ".")
+            for name in [*folders, *names]
+            if not is_utf8(name)
+        ]
+        found = os.fsencode(paths[0] if paths else folder).decode("utf-8", "backslashreplace")
+        message = f"{named(folder or '.')} has a file or folder whose name is not UTF-8: rename {named(found)}"
+        raise ParameterError("data_path", folder, "files whose names are UTF-8", message) from error
+
+
+def is_utf8(path: str) -> bool:
+    """Whether a path can be encoded in UTF-8. Python decodes other names of files to lone surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def matching(pattern: str) -> list[str]:
     """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted; none if there is no folder.
 
+    As in a shell, `**` between slashes stands for any number of folders, also for none, and only a part of the pattern
+    that begins with a dot matches a hidden name, which begins with a dot.
+
     Raises:
-        ParameterError: a pattern of s3:// has a wildcard in the name of a folder.
+        ParameterError: a pattern of s3:// has a wildcard in the name of a folder, or a local name is not UTF-8.
     """
-    if not _read_by_pyarrow(pattern):
-        return sorted(tf.io.gfile.glob(pattern))
-    folder, _, names = pattern.rpartition("/")
-    if any(c in folder for c in "*?["):
-        message = f"a pattern of s3:// must be of names in one folder, got {named(pattern)}"
-        raise ParameterError("pattern", pattern, "a pattern of names in one folder", message)
-    return [os.path.join(folder, name) for name in sorted(fnmatch.filter(_entries(folder), names))]
+    parts = _parts(pattern)
+    folder = os.path.dirname(re.split(r"[*?[]", pattern)[0])
+    if _read_by_pyarrow(pattern):
+        folder, _, names = pattern.rpartition("/")
+        if any(c in folder for c in "*?["):
+            message = f"a pattern of s3:// must be of names in one folder, got {named(pattern)}"
+            raise ParameterError("pattern", pattern, "a pattern of names in one folder", message)
+        return [os.path.join(folder, name) for name in sorted(_entries(folder)) if _match([name], [names])]
+    if "**" in parts[:-1]:
+        depth = len(_parts(folder))
+        with_hidden = any(part.startswith(".") for part in parts[depth:])
+        return sorted(path for path in _paths_below(folder, with_hidden) if _match(_parts(path)[depth:], parts[depth:]))
+    with _naming_bad_names(folder):
+        paths = sorted(tf.io.gfile.glob(pattern))
+    return [path for path in paths if not any(map(_is_hidden, reversed(_parts(path)), reversed(parts)))]
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a pattern matches an absolute path, as in `matching`. The path need not exist."""
+    return _match(_parts(path), _parts(pattern))
+
+
+def _parts(path: str) -> list[str]:
+    """Returns the names of the folders in a path or a pattern, and its last name."""
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _paths_below(folder: str, with_hidden: bool) -> Iterator[str]:
+    """Yields the paths of all files and folders below a folder ("": the current one), perhaps without hidden ones."""
+    for parent, folders, names in walk(folder or "."):
+        if not with_hidden:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in [*folders, *names]:
+            yield os.path.join(parent, name.rstrip("/")).removeprefix("" if folder else "./")
+
+
+def _match(names: list[str], parts: list[str]) -> bool:
+    """Whether the parts of a pattern match the names in a path."""
+    if not names or not parts:
+        return not names and not parts
+    if parts[0] == "**" and len(parts) > 1:
+        return _match(names, parts[1:]) or (not _is_hidden(names[0], "") and _match(names[1:], parts))
+    if _is_hidden(names[0], parts[0]):
+        return False
+    # `fnmatch` has other signs than TensorFlow: [!a] instead of [^a], and [*] instead of \*.
+    part = re.sub(r"\\(.)", lambda match: f"[{match[1]}]" if match[1] in "*?[" else match[1], parts[0])
+    return fnmatch.fnmatchcase(names[0], part.replace("[^", "[!")) and _match(names[1:], parts[1:])
+
+
+def _is_hidden(name: str, part: str) -> bool:
+    """Whether a name begins with a dot, and the part of the pattern that stands for this name does not."""
+    return name.startswith(".") and not part.startswith(".")
 
 
 def _entries(folder: str) -> dict[str, Any]:

@@ -273,16 +273,35 @@ def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
         raise failure from error
 
 
-def text_of(line: str | bytes, errors: str = "strict") -> str:
-    """Decodes a line as `decoded` does, and removes the newline at its end."""
-    return decoded(line, errors).removesuffix("\n")
+def text_of(line: str | bytes, errors: str = "strict", zeros: bool = False) -> str:
+    """Decodes a line as `decoded` does, and removes the newline at its end.
+
+    Args:
+        line: see `decoded`.
+        errors: as in `bytes.decode`. Unless it is "strict", the line may have any bytes.
+        zeros: whether bytes may have zero bytes. A string may have them, as in the rows of JSON that a model reads in
+            training; but plain files of training text have none.
+
+    Raises:
+        ParameterError: as in `decoded`; or the line is bytes and has a zero byte.
+    """
+    text = decoded(line, errors)
+    if isinstance(line, bytes) and b"\0" in line and errors == "strict" and not zeros:
+        where = line.index(b"\0")
+        message = f"{LINE} has a zero byte (NUL), which no text contains: see its byte {where}"
+        failure = ParameterError(LINE, None, "text without zero bytes", message)
+        # A later line of UTF-16 begins with the second byte of a newline, and looks as if its bytes were swapped.
+        if where and (advice := conversion_advice(line)):
+            failure.add_note(advice)
+        raise failure
+    return text.removesuffix("\n")
 
 
 def sentence_of(line: str | bytes) -> str:
     r"""Decodes a line, and removes `\n` or `\r\n` at its end.
 
     Raises:
-        ParameterError: the line is not UTF-8, or consists of several lines.
+        ParameterError: the line is not UTF-8, is bytes with a zero byte, or consists of several lines.
     """
     text = text_of(line).removesuffix("\r")
     if "\n" in text:

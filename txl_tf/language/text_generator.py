@@ -166,7 +166,8 @@ class TextGenerator:
 
     def _encode(self, line: str | bytes) -> tuple[str, np.ndarray]:
         """`(text, ids)` of a prompt. Raises ValueError if it cannot be read."""
-        prompt = text_of(line, "surrogateescape" if self.vocab.level == "byte" else "strict")
+        errors = "surrogateescape" if self.vocab.level == "byte" else "strict"
+        prompt = text_of(line, errors, zeros="\0" in self.vocab.ids)
         prompt = prompt.removesuffix("\r") if self.vocab.has_plain_text else prompt
         return prompt, encode_prompt(self.vocab, prompt)
 

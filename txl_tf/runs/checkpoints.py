@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from txl_tf.config import RunConfig, at_least
 from txl_tf.errors import ParameterError, brief, named
-from txl_tf.files import remove, same_path, write_json
+from txl_tf.files import check_scheme, remove, same_path, write_json
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_vocab
 from txl_tf.runs.weights import (
@@ -370,6 +370,7 @@ def average_checkpoints(
         message = f"either checkpoints or num_last_checkpoints must be given, {found}"
         raise ParameterError("checkpoints", checkpoints, "given without num_last_checkpoints, or the reverse", message)
     source = RunFolder(model_dir)
+    check_scheme("output_dir", output_dir)
     output = RunFolder(output_dir)
     config = source.read_config()
     vocabs = source.load_vocabs()

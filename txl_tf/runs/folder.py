@@ -34,6 +34,7 @@ from txl_tf.files import (
     check_no_link,
     check_no_pattern,
     check_not_overwritten,
+    check_scheme,
     check_writable,
     empty_removed_on_error,
     is_pipe,
@@ -110,16 +111,20 @@ def load_run(
 def check_spares_runs(name: str, path: str | None, model_dir: str | os.PathLike | None = None) -> None:
     """Checks that writing to a path does not overwrite a part of a run. Other new files in its folder are allowed.
 
+    Checks before that there is a file system for the path.
+
     Args:
         name: name of the argument whose value is `path`, for the error.
         path: file or folder to write to. `None` and "" are allowed.
         model_dir: folder of a run that may not have a `config.json` yet.
 
     Raises:
-        ParameterError: `path` is the folder of a run, or has the name of one of its files or subfolders.
+        ParameterError: `path` is the folder of a run, or has the name of one of its files or subfolders, or a scheme
+            such as `https://`.
     """
     if not path:
         return
+    check_scheme(name, path)
     run = path if _has_config(path) else _run_around(path, model_dir)
     if run is not None:
         message = f"{name} must not be the run {brief(run)} or a part of it, got {brief(path)}: choose another path"
@@ -178,6 +183,8 @@ class RunFolder(CheckpointFolder):
         path = os.fspath(model_dir)
         source = next((source for source in SOURCES if path.startswith(source)), None)
         self.address: str | None = path if source else getattr(model_dir, "address", None)
+        if source is None:
+            check_scheme("model_dir", path, "hf", "original")
         super().__init__(SOURCES[source](path) if source else path)
         self.task = family.task if family else task
         self._family = family
@@ -328,6 +335,7 @@ class RunFolder(CheckpointFolder):
                 message = f"model_dir {named(self)} contains no best checkpoint: there was no validation yet"
                 raise ParameterError("model_dir", self.path, "a folder with a best checkpoint", message)
             return best["path"]
+        check_scheme("ckpt_path", ckpt_path)
         for path in (os.path.join(self.path, ckpt_path), ckpt_path):
             if tf.io.gfile.exists(f"{path}.index"):
                 return path

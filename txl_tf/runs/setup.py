@@ -119,7 +119,7 @@ def without_symbol_choice(data: dict) -> dict:
 
 
 def encode_text(
-    path: str, vocab: Vocab, data: dict, options_of_rows: dict | None = None
+    path: str, vocab: Vocab, data: dict, options_of_rows: dict | None = None, argument: str = "eval_path"
 ) -> tuple[np.ndarray, TextSize]:
     """The ids of a text, of one file or several, in the vocabulary of a run; and its size.
 
@@ -131,12 +131,13 @@ def encode_text(
             except Parquet are read as JSON.
         options_of_rows: `text_field` and `skip_bad_lines` for this text, which replace those of the run. With
             `text_field`, all files count as files with rows.
+        argument: name of the argument whose value is `path`, for errors.
 
     Raises:
         ParameterError: `skip_bad_lines` is given for a text without rows, and no `text_field`.
         ValueError, OSError: the text cannot be read or encoded.
     """
-    paths = find_files(path)
+    paths = find_files(path, argument)
     options_of_rows = options_of_rows or {}
     has_rows = "text_field" in options_of_rows or have_documents(paths, vocab.raw_text)
     if not has_rows:

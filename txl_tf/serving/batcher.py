@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class Batcher:
         if sum(map(len, self._waiting.values())) >= self.max_waiting:
             raise Busy(f"{self.max_waiting} requests are waiting: try again later")
         result = asyncio.get_running_loop().create_future()
-        self._waiting[name].append(_request(name, arrays, result))
+        self._waiting[name].append(_request(name, arrays, required_arguments(self.signatures[name]), result))
         if name not in self._tasks:
             self._tasks[name] = asyncio.create_task(self._compute_waiting(name))
         return await result
@@ -165,21 +166,30 @@ def _check_shapes(signature: Any, arrays: dict[str, np.ndarray]) -> None:
             raise ParameterError(spec.name, array.shape, f"of the shape [{sizes}]", message)
 
 
-def _request(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -> _Request:
+def required_arguments(signature: Any) -> list[str]:
+    """Returns the names of the arguments of a signature that have no default value."""
+    parameters = signature.function_spec.function_type.parameters
+    return [name for name, parameter in parameters.items() if not parameter.optional]
+
+
+def _request(name: str, arrays: dict[str, np.ndarray], required: Collection[str], result: asyncio.Future) -> _Request:
     """Makes a `_Request`, and decides whether it can be joined with others.
 
-    In a request that can be joined, an array with one row, which stands for all rows, is repeated for each row.
+    In a request that can be joined, an optional array with one row, which stands for all rows, is repeated for each
+    row.
 
     Args:
         name: name of the signature.
         arrays: `{argument: array}`.
+        required: names of the arguments that have one row for each row of the result.
         result: gets the results.
     """
-    sizes = {array.shape[0] if array.ndim else -1 for array in arrays.values()}
-    rows = max(sizes, default=0)
-    # `initial_state` makes as many rows as its argument says, so its requests are not joined. Arrays with neither 1 nor
-    # `rows` rows are wrong: computed alone, the request gets its own error.
-    if name == "initial_state" or rows < 1 or not sizes <= {1, rows}:
+    sizes = {argument: array.shape[0] if array.ndim else -1 for argument, array in arrays.items()}
+    rows = next((size for argument, size in sizes.items() if argument in required), 0)
+    # `initial_state` makes as many rows as its argument says, so its requests are not joined. An array of another size
+    # is wrong: computed alone, the request gets its own error, which names the argument.
+    fits = all(size == rows or (size == 1 and argument not in required) for argument, size in sizes.items())
+    if name == "initial_state" or rows < 1 or not fits:
         return _Request(arrays, None, None, result)
     arrays = {argument: np.repeat(x, rows, 0) if len(x) < rows else x for argument, x in arrays.items()}
     # The length in a dtype of strings, such as 5 in S5, is that of the longest string of the request: it may differ.

@@ -56,7 +56,7 @@ def named_vocabs(vocabs: Vocab | Sequence[Vocab], sizes: dict[str, int | None], 
 
 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
-    """A check that all strings of `text` `[B]` are UTF-8. Its message calls them `name`."""
+    """A check that all strings of `text` `[B, ...]` are UTF-8. Its message calls them `name`."""
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8") == text  # it replaces other bytes by U+FFFD
     found = tf.strings.join(["other bytes in row ", first_row_where(~valid)])
     return Check(valid, f"{name} must be UTF-8 in every row", found)
@@ -141,7 +141,8 @@ class GraphTokenizer(tf.Module):
             `(units, lengths)`: int32 `[B, S, L]`, padded with -1, and int32 `[B, S]`. The length of "", which is no
             stop string, is 0.
 
-        Adds a check that every other string has symbols, all of them in the vocabulary.
+        Adds checks that the strings are UTF-8, except at byte level, and that every other string has symbols, all of
+        them in the vocabulary.
         """
         flat = tf.reshape(stop, [-1])
         symbols = self._tokenize(flat)
@@ -158,7 +159,8 @@ class GraphTokenizer(tf.Module):
         lengths = tf.where(is_special[:, 0], 1, tf.cast(ids.row_lengths(), tf.int32))
         unknown = tf.reduce_any(tf.sequence_mask(lengths, longest) & (units < 0), 1)
         is_bad: Any = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
-        units, lengths = checked([self._check_known("stop", ~is_bad, flat)], units, lengths)
+        checks = [check_utf8("stop", stop)] if self.vocab.level != "byte" else []
+        units, lengths = checked([*checks, self._check_known("stop", ~is_bad, flat)], units, lengths)
         shape = tf.shape(stop)
         return tf.reshape(units, [*tf.unstack(shape), longest]), tf.reshape(lengths, shape)
 

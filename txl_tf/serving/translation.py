@@ -259,10 +259,11 @@ class TranslationSignatures(StoredModel):
         longest = largest(lengths, least=1)
         max_tokens = limits.max_tokens
         found = tf.strings.join(["one in row ", first_row_where(n_reserved != 1)])
+        empty = tf.strings.join(["an empty text in row ", first_row_where(lengths <= 1)])
         checks = [
             Check(lengths <= max_tokens, f"{name} must be at most {max_tokens} symbols, its end included", lengths),
             Check(n_reserved == 1, f"{name} must be one line without the symbols of padding, start and end", found),
-            Check(lengths > 1, f"{name} must not be empty", lengths),
+            Check(lengths > 1, f"{name} must not be empty", empty),
             limits.size_check(name, rows, longest, self._new_tokens(longest)),
         ]
         return checked(checks, ids).to_tensor(PADDING)

@@ -28,7 +28,17 @@ from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief, named
-from txl_tf.files import is_remote, lock, read_json, remove, remove_leftovers, same_path, sha256, write_json
+from txl_tf.files import (
+    check_scheme,
+    is_remote,
+    lock,
+    read_json,
+    remove,
+    remove_leftovers,
+    same_path,
+    sha256,
+    write_json,
+)
 from txl_tf.schema import check_values
 
 VOCAB_FILE = "vocab.txt"
@@ -136,7 +146,12 @@ def read_info(path: str) -> dict[str, Any]:
 
 
 def read_prepared_info(data_dir: str) -> dict[str, Any] | None:
-    """Reads corpus-info.json of a prepared folder; `None` if it does not exist or is of the original program."""
+    """Reads corpus-info.json of a prepared folder; `None` if it does not exist or is of the original program.
+
+    Raises:
+        ParameterError: there is no file system for the folder, or the file is damaged.
+    """
+    check_scheme("data_dir", data_dir)
     path = f"{data_dir}/{INFO_FILE}"
     info = read_info(path) if tf.io.gfile.exists(path) else {}
     return info if "format" in info else None

@@ -90,7 +90,7 @@ class Text(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- which files
 
 
-def find_files(data_path: Any) -> list[str]:
+def find_files(data_path: Any, argument: str = "data_path") -> list[str]:
     """Returns the files that paths, patterns and folders name.
 
     A folder stands for all files in it and in its folders, except those whose names begin with a dot. The files are in
@@ -99,22 +99,28 @@ def find_files(data_path: Any) -> list[str]:
 
     Args:
         data_path: a path, a pattern or a folder; or several of them, in a list or in a string with commas between them.
+            In a string, white space around a path is left out, unless a file has exactly this name.
+        argument: name of the argument whose value is `data_path`, for errors.
 
     Raises:
         FileNotFoundError: a pattern or a folder has no file.
-        ParameterError: a path is empty.
+        ParameterError: a path is empty, or not UTF-8; or the name of a file is not UTF-8; or there is no file system
+            for the scheme of a path.
     """
-    return [path for path, _ in find_named_files(data_path)]
+    return [path for path, _ in find_named_files(data_path, argument)]
 
 
-def find_named_files(data_path: Any) -> list[tuple[str, str]]:
+def find_named_files(data_path: Any, argument: str = "data_path") -> list[tuple[str, str]]:
     """Finds files as `find_files` does. Returns `(file, name)` for each.
 
     The name is the path relative to the given folder. For a pattern, it is relative to the last folder before the first
     wildcard; for a file, it is the file's own name.
+
+    Args:
+        data_path, argument: see `find_files`.
     """
     named_files = []
-    for path in _paths_of(data_path):
+    for path in _paths_of(data_path, argument):
         if inputs.is_folder(path):
             files = _files_in(path)
             what = "folder"
@@ -122,7 +128,8 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
         elif _is_pattern(path):
             matches = inputs.matching(path)
             root = os.path.dirname(re.split(r"[*?[]", path)[0])
-            files = [file for match in matches for file in find_files([match])]
+            # A folder and the files in it may both match.
+            files = list(dict.fromkeys(file for match in matches for file in find_files([match])))
             what = "pattern"
         else:
             files = [path]
@@ -146,7 +153,8 @@ def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
             if is_folder:
                 matches = [absolute(path_or_pattern)]
             else:
-                matches = [f for f in (path, *path.parents) if f.match(absolute(path_or_pattern))]
+                pattern = absolute(path_or_pattern)
+                matches = [f for f in (path, *path.parents) if inputs.matches(str(f), pattern)]
             for match in matches:
                 path_in_match = os.path.relpath(path, match)  # "." if the pattern matches the path itself
                 if path_in_match == "." or not (path_in_match.startswith(".") or "/." in path_in_match):  # not hidden
@@ -154,43 +162,59 @@ def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
     return None
 
 
-def _paths_of(data_path: Any) -> list[str]:
-    """Returns the paths in `data_path`, see `find_files`. An existing file may have commas in its name.
+def _paths_of(data_path: Any, argument: str = "data_path") -> list[str]:
+    """Returns the paths in `data_path`, see `find_named_files`. An existing file may have commas in its name.
 
     Raises:
-        ParameterError: a path is empty.
+        ParameterError: a path is empty or not UTF-8, or there is no file system for its scheme.
     """
-    if isinstance(data_path, str) and "," in data_path and inputs.exists(data_path):
-        data_path = [data_path]
     paths = data_path.split(",") if isinstance(data_path, str) else data_path
     paths = [os.fspath(path) for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
+    for path in paths:
+        inputs.check_readable(argument, path.strip())
+        if not inputs.is_utf8(path):
+            allowed = "a path in UTF-8"
+            raise ParameterError(argument, path, allowed, f"{argument} must be {allowed}, got {named(ascii(path))}")
+    clean = _without_spaces if isinstance(data_path, str) else str  # the elements of a list are exact
+    if isinstance(data_path, str) and "," in data_path and inputs.exists(data_path):
+        paths = [data_path]
     joined = []  # the paths, in which the parts of a name with commas are joined again
     while paths:
-        n = _length_of_name(paths)
+        n = _length_of_name(paths, clean)
         if not n:  # the reader will raise an error for this path, and to check all others would take long
-            joined += [path.strip() for path in paths]
+            joined += map(clean, paths)
             break
-        joined.append(",".join(paths[:n]).strip())
+        joined.append(clean(",".join(paths[:n])))
         paths = paths[n:]
-    if "" in joined:
-        message = f"path {joined.index('') + 1} of {brief(data_path)} is empty: it must name a file or a folder"
-        raise ParameterError("data_path", data_path, "paths of files or folders", message)
+    if not all(map(str.strip, joined)):
+        number = [path.strip() for path in joined].index("") + 1
+        message = f"path {number} of {brief(data_path)} is empty: it must name a file or a folder"
+        raise ParameterError(argument, data_path, "paths of files or folders", message)
     return joined
 
 
-def _length_of_name(parts: list[str]) -> int:
+def _without_spaces(path: str) -> str:
+    """Returns a path without white space around it, except for the exact name of an existing file."""
+    return path if path == path.strip() or inputs.exists(path) else path.strip()
+
+
+def _length_of_name(parts: list[str], clean: Callable[[str], str]) -> int:
     """Returns how many of the first `parts`, joined by commas, are the path of an existing file or a pattern.
 
     An empty part counts as a path, which the caller refuses. Returns 0 if no number of parts is a path.
+
+    Args:
+        parts: the parts of a path.
+        clean: function of a path, which may remove white space around it.
     """
     name = parts[0]
-    if not name.strip() or _has_wildcard(name) or inputs.exists(name.strip()):
+    if not name.strip() or _has_wildcard(name) or inputs.exists(clean(name)):
         return 1
     for n, part in enumerate(parts[1:], 2):
         name += f",{part}"
         if len(name) > _LONGEST_PATH:
             break
-        if part and inputs.exists(name.strip()):
+        if part and inputs.exists(clean(name)):
             return n
     return 0
 
