@@ -9,9 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, raises_parameter
+from helpers import SMALL, raises_naming, raises_parameter
 
 import txl_tf
+from txl_tf.errors import ParameterError
 from txl_tf.training.keras_arguments import by_name
 
 pytestmark = pytest.mark.ci
@@ -234,3 +235,74 @@ def test_attributes_that_only_compile_sets(name):
             model.compile("sgd")
     model.compile("sgd", auto_scale_loss=False, steps_per_execution=2)
     assert (model.auto_scale_loss, model.steps_per_execution) == (False, 2)
+
+
+def listed(data, numbers_of_numpy):
+    """Arrays as nested lists, or as lists of rows that are lists of NumPy's numbers."""
+    return keras.tree.map_structure(
+        lambda array: [list(row) if array.ndim > 1 else row for row in array] if numbers_of_numpy else array.tolist(),
+        data,
+    )
+
+
+LISTED_WEIGHTS = {"rows": np.array([0.5, 2.0, 0.0, 1.0]), "labels": np.linspace(0, 2, 12).reshape([4, 3])}
+
+
+@pytest.mark.parametrize("kind, numbers_of_numpy", [("rows", False), ("labels", True)])
+@pytest.mark.parametrize("name", [*KERAS_RUN, "pairs of two inputs"])
+def test_lists_of_numbers_are_arrays(name, kind, numbers_of_numpy):
+    x, y = arrays(name)
+    x = (x, x) if name == "pairs of two inputs" else x
+    weights = LISTED_WEIGHTS[kind]
+    data = (x, y, weights[:, :2] if (name, kind) == ("pairs", "labels") else weights)  # the decoder reads y[:, 0]
+
+    def results(x, y, weights):
+        keras.utils.set_random_seed(1)
+        model = compiled(name.split()[0])
+        options = {"validation_data": (x, y, weights), "shuffle": False, "verbose": 0}
+        history = model.fit(x, y, sample_weight=weights, **options).history
+        return [
+            *history.values(),
+            model.evaluate(x, y, sample_weight=weights, verbose=0),
+            model.train_on_batch(x, y, weights),
+            model.test_on_batch(x, y, weights),
+            *([model.predict(x, verbose=0), model.predict_on_batch(x)] if isinstance(x, tuple | dict) else []),
+        ]
+
+    for found, expected in zip(results(*listed(data, numbers_of_numpy)), results(*data), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", KERAS_RUN)
+def test_lists_that_are_no_arrays_are_named(name):
+    model = compiled(name)
+    x, y = arrays(name)
+    for wrong in ([[1], [1, 2], [1], [1]], [["a"]] * 4):
+        for method in (model.fit, model.evaluate, model.train_on_batch, model.test_on_batch):
+            with raises_parameter("y", wrong):
+                method(x, wrong)
+            with raises_parameter("sample_weight", wrong):
+                method(x, y, sample_weight=wrong)
+        with raises_parameter("validation_data[1]", wrong):
+            model.fit(x, y, validation_data=(x, wrong))
+        with raises_parameter("validation_data[2]", wrong):
+            model.fit(x, y, validation_data=(x, y, wrong))
+    assert_untrained(model, name)
+
+
+@pytest.mark.parametrize("name", KERAS_RUN)
+def test_a_dataset_without_batches_is_named_also_after_arrays(name):
+    model = compiled(name, run_eagerly=False)
+    model.fit(*arrays(name), verbose=0)
+    rows = tf.data.Dataset.from_tensor_slices(arrays(name))
+    for call in (
+        lambda: model.fit(rows, verbose=0),
+        lambda: model.evaluate(rows, verbose=0),
+        lambda: model.fit(*arrays(name), validation_data=rows, verbose=0),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            call()
+        assert caught.value.name == ("inputs['chars']" if name == "tagger" else "y")
+    row = keras.tree.map_structure(lambda array: array[0], arrays(name))
+    with raises_naming(tf.errors.InvalidArgumentError, "tags" if name == "tagger" else "y", "2", "3"):
+        model.fit((row for _ in range(2)), verbose=0)

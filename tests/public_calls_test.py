@@ -221,13 +221,24 @@ def test_the_entries_of_clusters_may_be_lists():
     np.testing.assert_allclose(found, layers.mask_adaptive_logsoftmax(**arguments), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mask_adaptive_logsoftmax", "static_adaptive_logsoftmax"])
-def test_a_symbolic_target_of_keras_has_its_shape_checked(name):
-    check = SHAPES[name].check
-    arguments = {**call_of(name), "target": keras.KerasTensor([B, T], "int32")}
-    check(arguments, {})
-    with raises_parameter("target"):
-        check({**arguments, "target": keras.KerasTensor([B, T + 1], "int32")}, {})
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_symbolic_tensors_of_keras_are_used_or_refused_by_name(name):
+    def as_symbolic(x):
+        return keras.KerasTensor(x.shape, keras.backend.standardize_dtype(x.dtype)) if hasattr(x, "shape") else x
+
+    function = getattr(layers, name)
+    arguments = call_of(name)
+    for argument, value in arguments.items():
+        symbolic = tf.nest.map_structure(as_symbolic, value)
+        if not any(map(keras.backend.is_keras_tensor, tf.nest.flatten(symbolic))):
+            continue
+        if argument in SHAPES[name].symbolic:
+            results = keras.tree.flatten(function(**{**arguments, argument: symbolic}))
+            assert any(map(keras.backend.is_keras_tensor, results)), argument
+            continue
+        with pytest.raises(ParameterError) as caught:
+            function(**{**arguments, argument: symbolic})
+        assert caught.value.name.split("[")[0] == argument
 
 
 def test_position_scores_may_be_a_list_with_an_array_of_any_float_type_for_each_head():
@@ -344,6 +355,27 @@ def test_documents_are_found_from_done_alone(done):
     np.testing.assert_array_equal(found.last, [[2], [T]])  # the second row ends a document
     both = layers.document_mask(MASK, TOKENS, 3, done=done)
     np.testing.assert_array_equal(both.starts, [[0, 0, 2], [-(1 << 30), 1, 1]])
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("same_length", [True, False])
+@pytest.mark.parametrize("names", [["tokens"], ["done"], ["tokens", "lengths"], ["tokens", "done", "lengths"]])
+def test_symbolic_inputs_give_the_masks_of_documents_also_from_a_file(tmp_path, names, same_length):
+    values = {"tokens": TOKENS, "done": DONE.astype(bool), "lengths": np.array([2, 3], np.int32)}
+    values = {name: tf.constant(values[name]) for name in names}
+    inputs = {name: keras.Input(x.shape[1:], dtype=x.dtype.name) for name, x in values.items()}
+    options = {"reset_token": 0 if "tokens" in names else None, "same_length": same_length}
+    memory = tf.constant(real(B, M, E))
+    expected = layers.document_mask(MASK, **values, **options)
+    expected = [*expected, *expected.forget([memory], values.get("lengths"))]
+    symbolic_memory = keras.Input([M, E])
+    mask = layers.document_mask(MASK, **inputs, **options)
+    outputs = [*mask, *mask.forget([symbolic_memory], inputs.get("lengths"))]
+    model = keras.Model([*inputs.values(), symbolic_memory], outputs)
+    model.save(tmp_path / "model.keras")
+    for functional in (model, keras.models.load_model(tmp_path / "model.keras")):
+        for one, other in zip(functional([*values.values(), memory]), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("arguments, name, value", [

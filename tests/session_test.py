@@ -215,6 +215,9 @@ def test_bad_arguments_are_named(lm, prompt, new, after_prompt):
         session.write(1, vocab="abc")
     with raises_parameter("stop_strings", "w99"):
         session.write(1, stop_strings=["w99"], vocab=word_vocab())
+    for wrong in (4, 0, "", "w1"):
+        with raises_parameter("stop_strings", wrong):
+            session.write(1, stop_strings=wrong, vocab=word_vocab())
     rows = Session(lm, batch_size=3)
     rows.read(prompt)
     with raises_parameter("stop_strings"):

@@ -3,11 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from helpers import raises_naming
+from helpers import raises_naming, raises_parameter
 
 import txl_tf
 from txl_tf import layers
 from txl_tf.calls import known_names
+from txl_tf.config import SearchConfig
 from txl_tf.language.session import Session
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.families.pipeline import LanguagePipeline, TaggingPipeline, TranslationPipeline
@@ -85,6 +86,24 @@ def test_an_unknown_argument_is_named_with_the_function_and_what_it_takes(functi
     assert len(set(error.allowed)) == len(error.allowed)
     assert function.split(" of ")[0] in str(error) and repr(wrong) in str(error) and right in str(error)
     assert isinstance(error, TypeError) and isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("search", [4, 0, False, "beam", "", ["beam_size"], [], SearchConfig(beam_size=3)])
+def test_the_options_of_a_search_are_a_dictionary(tmp_path, search):
+    with raises_parameter("search", search):
+        txl_tf.export_saved_model(transformer, tmp_path / "1", search=search)
+
+
+def test_a_name_that_is_no_text_is_unknown(tmp_path):
+    with pytest.raises(txl_tf.UnknownArgumentError) as caught:
+        txl_tf.export_saved_model(transformer, tmp_path / "1", search={3: 4})
+    assert (caught.value.name, caught.value.value) == (3, 4)
+
+
+@pytest.mark.parametrize("metrics", [0, False, "", "bits", {}])
+def test_metrics_of_a_language_model_are_a_list(metrics):
+    with raises_parameter("metrics", metrics):
+        lm.compile("sgd", metrics=metrics)
 
 
 def test_the_nearest_name_is_suggested_and_none_where_none_is_near():

@@ -55,7 +55,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Returns the `known` name that is most similar to `name`; `None` if no name is similar."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+    return next(iter(difflib.get_close_matches(str(name), list(known), 1)), None)
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:

@@ -57,12 +57,14 @@ class Shapes(NamedTuple):
         mixed: whether tensors may have different floating-point dtypes.
         layer: for error messages, the layer that computes the same and makes the weights itself, as the function of the
             original program does; "" if there is none.
+        symbolic: the names of the arguments that may be symbolic tensors of Keras. All others are refused.
     """
 
     arguments: dict[str, str]
     check: Callable[[Arguments, Sizes], None] | None = None
     mixed: bool = False
     layer: str = ""
+    symbolic: tuple[str, ...] = ()
 
 
 def checked(name: str, function: Function) -> Function:
@@ -77,6 +79,9 @@ def checked(name: str, function: Function) -> Function:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = bind_call(name, signature, args, kwargs, hint)
+        for argument, value in given.arguments.items():
+            if argument not in shapes.symbolic:
+                _refuse_symbolic(name, argument, value)
         check_true_or_false(**{switch: given.arguments[switch] for switch in switches if switch in given.arguments})
         try:
             _check(given, shapes)
@@ -121,6 +126,17 @@ def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
             arguments[name] = _checked_tensor(name, value, kind, dims, sizes, call_dtype, shapes.mixed)
     if shapes.check is not None:
         shapes.check(arguments, sizes)
+
+
+def _refuse_symbolic(function: str, name: str, value: Any) -> None:
+    """Raises ParameterError if an argument of the `function`, or an element of its list, is a symbolic tensor."""
+    if isinstance(value, (list, tuple)):
+        for i, element in enumerate(value):
+            if keras.backend.is_keras_tensor(element):
+                _refuse_symbolic(function, f"{name}[{i}]", element)
+    elif keras.backend.is_keras_tensor(value):
+        allowed = f"no symbolic tensor of Keras: call {function} in the method call of a layer of yours"
+        raise tensor_error(name, value, allowed)
 
 
 def _dtype_of(arguments: Arguments, shapes: Shapes) -> tuple[str, Any]:
@@ -283,7 +299,7 @@ _OTHERS: dict[str, Callable[[str, Any], None]] = {
 
 def _check_in_range(name: str, ids: Any, n: Any) -> None:
     """Raises ParameterError if an id is negative, or `n` or more. In a graph, ids are not checked."""
-    if tf.executing_eagerly() and n is not None and not keras.backend.is_keras_tensor(ids):
+    if tf.executing_eagerly() and n is not None:
         check_ids(name, np.asarray(ids), n)
 
 
@@ -407,7 +423,7 @@ def _check_softmax(arguments: Arguments, sizes: Sizes) -> None:
         raise tensor_error("target", target, f"int {[*hidden.shape[:-1]]}, an id for each vector of hidden")
     if "bin_capacities" not in arguments:
         _check_in_range("target", target, sum(n_words))
-    elif tf.executing_eagerly() and not keras.backend.is_keras_tensor(target):
+    elif tf.executing_eagerly():
         # With static shapes, a negative target does not count.
         _check_in_range("target", np.maximum(target, 0), sum(n_words))
 
@@ -476,7 +492,8 @@ def _check_reset(arguments: Arguments, sizes: Sizes) -> None:
     tokens, reset_token, done = (arguments[name] for name in ("tokens", "reset_token", "done"))
     if done is not None:
         _check_mask("done", done, ["=", "batch", "tgt_len"], sizes)
-        arguments["done"] = as_bool("done", done)
+        if not keras.backend.is_keras_tensor(done):
+            arguments["done"] = as_bool("done", done)
     elif reset_token is None:
         raise ParameterError("reset_token", None, "an integer, the id of a token, or left out where done is given")
     if reset_token is not None and not is_integer(reset_token):
@@ -576,17 +593,21 @@ SHAPES = {  # the `Shapes` of each function of `txl_tf.layers`, by its name
     "attention_probs": Shapes(_without(_CORE, "v"), _check_scores),
     "create_look_ahead_mask": Shapes({"size": "length?"}),
     "create_mask": Shapes({"qlen": "length", "mlen": "length", "first": "length"}),
-    "create_padding_mask": Shapes({"ids": "number batch keys"}),
+    "create_padding_mask": Shapes({"ids": "number batch keys"}, symbolic=("ids",)),
     "crf_decode": Shapes(_CRF, None, True, "CRF(n_tag)"),
     "crf_marginals": Shapes(_CRF, None, True, "CRF(n_tag)"),
     "crf_nll": Shapes({**_CRF, "tags": "ids batch time"}, _check_crf, True, "CRF(n_tag)"),
     "cross_entropy": Shapes({"logits": "float rows classes", "labels": "ids rows"}, _check_labels),
-    "distance_table": Shapes({"places": "length", "d_model": "size", "shift": "scalar", "dtype": "dtype"}),
+    "distance_table": Shapes(
+        {"places": "length", "d_model": "size", "shift": "scalar", "dtype": "dtype"}, symbolic=("places",)
+    ),
     "distinct_pairs": Shapes(
-        {"pos_s": "ids batch length", "pos_e": "ids batch length", "mask": "mask? = batch length"}, _check_pairs
+        {"pos_s": "ids batch length", "pos_e": "ids batch length", "mask": "mask? = batch length"}, _check_pairs,
+        symbolic=("pos_s", "pos_e", "mask"),
     ),
     "document_mask": Shapes(
-        {"attn_mask": "float tgt_len keys", "tokens": "ids? batch tgt_len", "lengths": "ids? batch"}, _check_reset
+        {"attn_mask": "float tgt_len keys", "tokens": "ids? batch tgt_len", "lengths": "ids? batch"}, _check_reset,
+        symbolic=("attn_mask", "tokens", "lengths", "done"),
     ),
     "dropout": Shapes({"x": "float ...", "rate": "rate", "dropout_key": "key?"}, _check_row_axis),
     "embedding_lookup": Shapes({"table": "float rows width", "ids": "ids ..."}, _check_ids_in_table),
@@ -628,12 +649,15 @@ SHAPES = {  # the `Shapes` of each function of `txl_tf.layers`, by its name
     "scaled_dot_product_attention": Shapes(
         {"q": "float ... queries depth", "k": "float ... keys depth", "v": "float ... keys any",
          "mask": "mask? ... queries keys"}, None, False, "MultiHeadAttention(d_model, num_heads)",
+        ("q", "k", "v", "mask"),
     ),
     "score_terms": Shapes({**_SEGMENT, **_DISTANCES, **_CONTENT}),
     "shifted_scores": Shapes(
         {"q": "float n_head ... tgt_len d_head", "r": "float n_head rows d_head", "first": "length"}, _check_shifted
     ),
-    "span_distances": Shapes({"pos_s": "ids batch length", "pos_e": "ids batch length"}),
+    "span_distances": Shapes(
+        {"pos_s": "ids batch length", "pos_e": "ids batch length"}, symbolic=("pos_s", "pos_e")
+    ),
     "static_adaptive_logsoftmax": Shapes(
         {**_SOFTMAX, "target": "ids ...", "biases": "floats words"}, _check_softmax, True, "AdaptiveSoftmax"
     ),

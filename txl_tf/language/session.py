@@ -31,7 +31,7 @@ from txl_tf.language.sampling import (
     remember_segment,
     uniform_draws,
 )
-from txl_tf.language.stopping import Stops, check_stops, tail_of
+from txl_tf.language.stopping import Stops, check_stop_strings, check_stops, tail_of
 from txl_tf.nn.checks import check_eager, int_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.settings import add_user, changes_of
@@ -222,7 +222,8 @@ class Session:
 
         `options` are `stop_at_newline` and `vocab`.
         """
-        arguments = (stop_strings if isinstance(stop_strings, str) else tuple(stop_strings or ()), *options)
+        check_stop_strings(stop_strings)
+        arguments = (tuple(stop_strings or ()), *options)
         if self._checked is None or self._checked[0] != arguments:
             self._checked = arguments, check_stops(self.lm.network.n_token, None, *arguments)
         return self._checked[1]

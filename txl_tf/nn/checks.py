@@ -161,6 +161,8 @@ def check_layer(layer: int, n_layer: int) -> int:
 def as_ids(name: str, ids: Any, rank: int | None = None) -> Any:
     """Ids as int32. If `rank` is given and a graph does not know the rank of `ids`, it fails if they have another.
 
+    The error then names the argument, but not under XLA.
+
     They may have any integer dtype, or be whole numbers in floats: Keras makes floats when it traces.
 
     An id outside the range of int32 becomes the nearest int32. No table has a row for it either.
@@ -180,7 +182,11 @@ def as_ids(name: str, ids: Any, rank: int | None = None) -> Any:
     if tf.as_dtype(values.dtype) in (tf.int64, tf.uint32, tf.uint64):
         values = tf.clip_by_value(tf.cast(values, tf.int64), tf.int32.min, tf.int32.max)
     ids = tf.cast(values, tf.int32)
-    return ids if rank is None or ids.shape.rank is not None else tf.ensure_shape(ids, [None] * rank)
+    if rank is None or ids.shape.rank is not None:
+        return ids
+    message = f"{name} must be integers with {rank} dimensions, but has the shape"
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.rank(ids), rank), [message, tf.shape(ids)])]):
+        return tf.ensure_shape(tf.identity(ids), [None] * rank)
 
 
 def _checked_whole(name: str, values: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -94,8 +94,10 @@ def served_encoder_decoder(
     Raises:
         ParameterError: a name or value of `search`, an id or a vocabulary is wrong.
     """
-    check_names("export_saved_model's search", search or {}, SearchConfig.names())
-    config = SearchConfig(**search or {})
+    if not isinstance(search, Mapping | None):
+        raise ParameterError("search", search, f"a dictionary of some of {', '.join(SearchConfig.names())}")
+    check_names("export_saved_model's search", {**(search or {})}, SearchConfig.names())
+    config = SearchConfig(**(search or {}))
     sizes = {"source_vocab": model.input_vocab_size, "target_vocab": model.target_vocab_size}
     named = {} if vocabs is None else named_vocabs(vocabs, sizes, "Transformer")
     if suppress_tokens is None:

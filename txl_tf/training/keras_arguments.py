@@ -195,7 +195,7 @@ def checked_metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         ParameterError: it is not a list, or has another element than the names in `METRICS`.
     """
-    if not isinstance(metrics or [], list | tuple):
+    if not isinstance(metrics, list | tuple | None):
         raise ParameterError("metrics", metrics, "a list of names, such as ['bits']")
     for metric in metrics or []:
         if not isinstance(metric, str) or metric not in METRICS:

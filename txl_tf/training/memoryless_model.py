@@ -37,6 +37,7 @@ from txl_tf.training.compiled_metrics import (
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.fitting import called_by_fit, no_batches, scalars_as_floats
 from txl_tf.training.keras_arguments import by_name, check_switches, refuse, refuse_hooks
+from txl_tf.training.listed_data import as_arrays
 from txl_tf.training.trained_model import SUMS, MethodLock, apply_gradients
 from txl_tf.training.weighting import check_sample_weight, class_table, finite_weights
 
@@ -188,8 +189,9 @@ class MemorylessModel(AmongWorkers):
         """Trains, as `keras.Model.fit` does. The docstring of the model describes `x`, `y` and weights.
 
         Args:
-            x, y: arrays. Or only `x`, with batches `(x, y)` or `(x, y, sample_weight)`, such as a dataset. With several
-                workers, `x` must be a `tf.data.Dataset` of whole batches, the same on every worker.
+            x, y: arrays, or lists of rows. Or only `x`, with batches `(x, y)` or `(x, y, sample_weight)`, such as a
+                dataset. With several workers, `x` must be a `tf.data.Dataset` of whole batches, the same on every
+                worker.
             *args, **kwargs: arguments of `keras.Model.fit`, such as `sample_weight` and `class_weight`.
 
         Returns:
@@ -208,6 +210,7 @@ class MemorylessModel(AmongWorkers):
                 not finite. For generators and other batches, XLA drops these checks.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
+        self._convert_lists("train_step", kwargs)
         _check_data("fit", kwargs)
         self.build_optimizer()
         self.check_averages()
@@ -293,6 +296,7 @@ class MemorylessModel(AmongWorkers):
         `tf.data.Dataset`.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
+        self._convert_lists("test_step", kwargs)
         _check_data("evaluate", kwargs)
         with self._running_alone("evaluate"), plain_messages():
             self._check_arrays("test_step", kwargs.get("x"), kwargs.get("y"))
@@ -320,6 +324,7 @@ class MemorylessModel(AmongWorkers):
                 dataset is an InvalidArgumentError.
         """
         kwargs = by_name(super().predict, x, *args, **kwargs)
+        self._convert_lists("predict_step", kwargs)
         _check_data("predict", kwargs)
         self._check_arrays("predict_step", kwargs.get("x"))
         kwargs["x"] = self.with_checks("predict_step", kwargs.get("x"))
@@ -330,6 +335,7 @@ class MemorylessModel(AmongWorkers):
 
     def predict_on_batch(self, x: Any) -> Any:
         """The results of `predict` for one batch. Raises ParameterError as `predict` does."""
+        x, *_ = as_arrays(x)
         self._check_arrays("predict_step", x)
         return super().predict_on_batch(x)
 
@@ -346,6 +352,7 @@ class MemorylessModel(AmongWorkers):
         Raises ParameterError if several workers train together.
         """
         self.refuse_batch_of_workers("train_on_batch")
+        x, y, sample_weight = self._arrays_of("train_step", x, y, sample_weight)
         check_sample_weight("sample_weight", sample_weight)
         self.build_optimizer()
         with self._running_alone("train_on_batch"), self._weighing_classes(class_weight):
@@ -362,12 +369,32 @@ class MemorylessModel(AmongWorkers):
         Raises ParameterError if several workers train together, or another thread runs `fit`.
         """
         self.refuse_batch_of_workers("test_on_batch")
+        x, y, sample_weight = self._arrays_of("test_step", x, y, sample_weight)
         check_sample_weight("sample_weight", sample_weight)
         with self._running_alone("test_on_batch"):
             self._check_arrays("test_step", x, y)
             self._trace_again("test")
             self._reset_before_batch()
             return scalars_as_floats(super().test_on_batch(x, y, sample_weight, return_dict))
+
+    def _convert_lists(self, step: str, arguments: dict[str, Any]) -> None:
+        """Replaces lists of numbers in the data of `fit`, `evaluate` or `predict` by arrays, see `as_arrays`.
+
+        Args:
+            step: the method that gets the data, but not `validation_data`.
+            arguments: those of the call, which the method changes.
+        """
+        names = ("x", "y", "sample_weight")
+        converted = self._arrays_of(step, *map(arguments.get, names))
+        arguments.update((name, data) for name, data in zip(names, converted, strict=True) if name in arguments)
+        validation = arguments.get("validation_data")
+        if isinstance(validation, (tuple, list)) and len(validation) in (2, 3):
+            names = [f"validation_data[{i}]" for i in range(3)]
+            arguments["validation_data"] = self._arrays_of("test_step", *validation, names=names)[: len(validation)]
+
+    def _arrays_of(self, step: str, *data: Any, **options: Any) -> tuple[Any, Any, Any]:
+        """`as_arrays` for a `step`. If it is a user's, lists of arrays remain lists."""
+        return as_arrays(*data, joins_arrays=not is_overridden(self, step), **options)
 
     def _check_arrays(self, step: str, x: Any, y: Any = None) -> None:
         """Calls `check_batch` if `x` and `y` are arrays and the `step` is not a user's."""

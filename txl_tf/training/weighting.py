@@ -11,6 +11,7 @@ from txl_tf.config.checks import is_integer, is_number
 from txl_tf.data.text.checked_batches import check_of_weights, check_values
 from txl_tf.errors import ParameterError
 from txl_tf.nn.checks import as_array, tensor_error
+from txl_tf.training.listed_data import WEIGHTS
 
 
 def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:
@@ -40,10 +41,9 @@ def check_sample_weight(name: str, sample_weight: Any) -> None:
     """Raises ParameterError if the argument `name`, an array or `None`, has a weight that is negative or not finite."""
     if sample_weight is None:
         return
-    allowed = "numbers [batch] or [batch, labels]"
-    weights = as_array(name, sample_weight, allowed)
+    weights = as_array(name, sample_weight, WEIGHTS)
     if weights.dtype.kind not in "biuf":
-        raise tensor_error(name, sample_weight, allowed)
+        raise tensor_error(name, sample_weight, WEIGHTS)
     check_values(name, sample_weight, weights)
 
 

@@ -20,11 +20,16 @@ Shapes:
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
+import keras
 import tensorflow as tf
 
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.nn.arguments import LayerOptions, stored
+from txl_tf.nn.base import Layer
+from txl_tf.nn.checks import as_ids
+from txl_tf.nn.masks import as_bool
 
 BEFORE = -(1 << 30)  # the index of a document's first token if it is in an earlier segment
 
@@ -53,6 +58,8 @@ class Mask(NamedTuple):
         """
         if self.last is None:
             return mems
+        if any(keras.backend.is_keras_tensor(x) for x in (self.last, lengths, *mems)):
+            return _Forget()(list(mems), self.last, self.starts, lengths)
         lengths = shape_of(self.starts)[1] if lengths is None else lengths
         in_last_document: Any = of_last_document(self.last, lengths, shape_of(mems[0])[1])
         return [mem * tf.cast(in_last_document, mem.dtype) for mem in mems]
@@ -64,7 +71,8 @@ def document_mask(
 ) -> Mask:  # fmt: skip
     """The masks for a segment in which documents begin. See the example of `TransformerXLLayer`.
 
-    A document begins at a `reset_token`, and after a token that is `done`. At least one of the two must be given.
+    A document begins at a `reset_token`, and after a token that is `done`. At least one of the two must be given. The
+    tensors may also be symbolic inputs of Keras.
 
     Args:
         attn_mask: float `[T, K]`, see `create_mask`.
@@ -78,12 +86,42 @@ def document_mask(
         `Mask`. Layers take its `attn_mask`, and its `content` as `content_mask`. Its method `forget` sets the memory of
         documents that have ended to zeros.
     """
+    if any(keras.backend.is_keras_tensor(x) for x in (attn_mask, tokens, lengths, done)):
+        return _DocumentMask(reset_token, same_length)(attn_mask, tokens, lengths, done)
     qlen, klen = shape_of(attn_mask)
     counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
     starts = document_starts(tokens, reset_token, counted, done)
     if not same_length:
         attn_mask = mask_far_zeros(attn_mask, starts)
     return Mask(attn_mask, content_mask(starts, klen - qlen), starts, last_start(starts, done, lengths))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class _DocumentMask(Layer):
+    """`document_mask` as a layer, for symbolic inputs of Keras. It also converts its inputs."""
+
+    @stored
+    def __init__(
+        self, reset_token: int | None = None, same_length: bool = False, **kwargs: Unpack[LayerOptions]
+    ) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+
+    def call(self, attn_mask: Tensor, tokens: Any = None, lengths: Any = None, done: Any = None) -> Any:
+        tokens = None if tokens is None else as_ids("tokens", tokens)
+        lengths = None if lengths is None else as_ids("lengths", lengths)
+        done = None if done is None else as_bool("done", done)
+        return document_mask(attn_mask, tokens, self.reset_token, self.same_length, lengths, done)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class _Forget(Layer):
+    """`Mask.forget` as a layer, for symbolic inputs of Keras."""
+
+    def __init__(self, **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+
+    def call(self, mems: Any, last: Tensor, starts: Tensor, lengths: Any = None) -> Any:
+        return Mask(last, starts=starts, last=last).forget(mems, lengths)
 
 
 def last_start(starts: Tensor, done: Tensor | None = None, lengths: Tensor | None = None) -> Any:
