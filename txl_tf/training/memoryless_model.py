@@ -405,9 +405,10 @@ class MemorylessModel(AmongWorkers):
     def with_checks(self, step: str, data: Any) -> Any:
         """Returns `data`; of a dataset, one that calls `check_batch` for every batch, unless the `step` is a user's.
 
-        The input pipeline checks the batches on the host, so a GPU does not wait, and XLA does not drop the checks.
+        The input pipeline checks the batches on the host, so a GPU does not wait, and XLA does not drop the checks. An
+        eager step checks them itself.
         """
-        if isinstance(data, tf.data.Dataset) and not is_overridden(self, step):
+        if isinstance(data, tf.data.Dataset) and not is_overridden(self, step) and not self.run_eagerly:
             return mapped(data, self._check_element)
         return data
 
