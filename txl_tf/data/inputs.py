@@ -82,18 +82,23 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     folder that the caller removes from the list of folders is not visited.
     """
     if not _read_by_pyarrow(folder):
-        with _naming_bad_names(folder):
-            for parent, folders, names in tf.io.gfile.walk(folder):
-                if not is_remote(folder):
-                    for entries in (folders, names):
-                        entries[:] = [name for name in entries if not _is_loop(folder, os.path.join(parent, name))]
-                yield parent, folders, names
+        yield from _walk_by_tensorflow(folder)
         return
     infos = _entries(folder)
     folders = [name for name, info in infos.items() if info.type.name == "Directory"]
     yield folder, folders, [name for name in infos if name not in folders]
     for name in folders:
         yield from walk(os.path.join(folder, name))
+
+
+def _walk_by_tensorflow(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`walk` without pyarrow. Links that lead back to a folder around them are left out."""
+    with _naming_bad_names(folder):
+        for parent, folders, names in tf.io.gfile.walk(folder):
+            if not is_remote(folder):
+                for entries in (folders, names):
+                    entries[:] = [name for name in entries if not _is_loop(folder, os.path.join(parent, name))]
+            yield parent, folders, names
 
 
 def _is_loop(folder: str, path: str) -> bool:
