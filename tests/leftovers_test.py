@@ -117,7 +117,7 @@ def test_an_average_that_was_killed_works_again(killed, moment):
     average_checkpoints(str(folder / "run"), str(folder / moment), num_last_checkpoints=1)
     assert not (folder / moment / folders.CREATING).exists() and len(average.checkpoints()) == 1
     average.load_model()
-    with raises_parameter("model_dir", str(folder / moment)):
+    with raises_parameter("output_dir", str(folder / moment)):
         average_checkpoints(str(folder / "run"), str(folder / moment), num_last_checkpoints=1)
 
 
