@@ -8,7 +8,7 @@ import pytest
 from helpers import make_cache, make_run, raises_naming, raises_parameter, word_vocab
 
 from txl_tf.convert.original import run_to_tf1
-from txl_tf.files import check_writable, is_alive, remove_leftovers
+from txl_tf.files import is_alive, remove_leftovers
 from txl_tf.runs import folder as folders
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
@@ -56,15 +56,6 @@ def test_a_training_removes_them_while_it_holds_the_lock(tmp_path, dead):
         assert left.exists()
     with RunFolder(tmp_path).locked():
         assert not left.exists()
-
-
-def test_a_program_removes_those_of_its_output(tmp_path, dead):
-    output = tmp_path / "lines.txt"
-    mine, other = (tmp_path / f"{name}.{dead}.0123abcd.tmp" for name in ("lines.txt", "other.txt"))
-    for path in (mine, other):
-        path.write_text("")
-    check_writable(str(output))
-    assert not mine.exists() and other.exists() and not output.exists()
 
 
 MOMENTS = ("write_config", "save_weights", "end")

@@ -134,6 +134,34 @@ def test_a_decoder_layer_that_mixes_positions_generates_what_the_call_predicts()
     assert isinstance(model.why_not_cached(), parts.NotCacheable)
 
 
+class Banning(txl_tf.Transformer):
+    """Never predicts symbol 3."""
+
+    def logits(self, hidden):
+        logits = super().logits(hidden)
+        return tf.where(tf.range(self.target_vocab_size) == 3, tf.constant(-np.inf, logits.dtype), logits)
+
+
+def counting(n):
+    """A decoder layer that counts its calls in the variable `n`."""
+
+    class Counting(txl_tf.layers.DecoderLayer):
+        def call(self, x, *args, **kwargs):
+            n.assign_add(1)
+            return super().call(x, *args, **kwargs)
+
+    return Counting
+
+
+def test_infinite_logits_and_layers_with_a_state_keep_the_cache():
+    sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 16, "input_vocab_size": 9, "target_vocab_size": 9}
+    assert Banning(**sizes, seed=1).why_not_cached() is None
+    model = txl_tf.Transformer(**sizes, seed=1)
+    n = tf.Variable(0)
+    model.decoder.stacked[0].__class__ = counting(n)
+    assert model.why_not_cached() is None and int(n) == 0
+
+
 def test_a_layer_that_mixes_positions_of_a_window_generates_what_the_call_predicts():
     lm = txl_tf.TransformerLM(**{**own_parts.SIZES, "n_layer": 1}, context_len=8, dropout=0.0, seed=1)
     own_parts.randomise(lm)

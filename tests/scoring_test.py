@@ -404,3 +404,6 @@ def test_a_line_with_a_zero_byte_is_scored_only_if_the_vocabulary_has_it(has_zer
     vocab.build()
     scored = list(score_lines(make_lm(vocab), vocab, [b"ab", b"a\0b"], strict=False))
     assert [isinstance(found, data_lines.LineError) for found in scored] == [False, not has_zero]
+    words = Vocab(level="word", special=["<unk>", "b\0" if has_zero else "b"], unk="<unk>")
+    words.build()
+    assert words.has_zero_bytes is has_zero

@@ -1,5 +1,6 @@
 """Tagger over every kind of network: nll and decoding, entities and their counts, training, saving, replicas."""
 
+import collections
 import itertools
 
 import keras
@@ -713,6 +714,18 @@ def test_values_in_datasets_are_named(name, changed, number, jit_compile):
     if name == "tener":
         with raises_naming(tf.errors.InvalidArgumentError, argument):
             tagger.fit(good, validation_data=bad, verbose=0)
+
+
+def test_a_dataset_may_have_named_elements_and_its_labels_do_not_matter_to_predict():
+    tagger = txl_tf.Tagger(txl_tf.Tener(**SETTINGS), LABELS)
+    tagger.compile("sgd")
+    inputs = {"chars": ids(LENGTHS)}
+    named = collections.namedtuple("Named", "x y")(inputs, random_tags())
+    assert len(tagger.fit(tf.data.Dataset.from_tensors(named), verbose=0).history["loss"]) == 1
+    expected = tagger.predict(inputs, verbose=0)
+    for others in (([f"row {i}" for i in range(len(LENGTHS))],), (np.arange(len(LENGTHS)), -np.ones(len(LENGTHS)))):
+        found = tagger.predict(tf.data.Dataset.from_tensors((inputs, *others)), verbose=0)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_sentence_of_weight_zero_may_have_an_impossible_path():

@@ -218,14 +218,12 @@ def _temporary_name(path: str) -> str:
 def check_writable(path: str | None) -> None:
     """Raises OSError if `new_file(path)` could not write the file, or if `path` is a folder.
 
-    It writes a temporary file next to `path`, and removes it, and also those that killed processes left there. Pipes
-    and devices are not tried. `None` and "" are allowed.
+    It writes a temporary file next to `path`, and removes it. Pipes and devices are not tried. `None` and "" are
+    allowed.
     """
     if not path:
         return
     if not _is_special(path):
-        if not is_remote(path):
-            remove_leftovers(os.path.dirname(path) or ".", os.path.basename(path))
         probe = _temporary_name(path)
         with naming_write_errors(path):
             with tf.io.gfile.GFile(probe, "w") as file:

@@ -246,7 +246,8 @@ def _check_run(run: RunFolder, address: Address) -> None:
     try:
         run.read_config()
         run.load_vocabs()
-        check_whole(run.find_checkpoint())
+        for path in [run.find_checkpoint(), *run.checkpoints()]:
+            check_whole(path)
     except (ValueError, OSError) as error:
         message = f"{address} is not a whole run: {error}"
         raise ParameterError("model_dir", str(address), "a repository with all files of a run", message) from error

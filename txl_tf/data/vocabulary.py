@@ -12,6 +12,7 @@ Any word list is such a file: `Vocab.load("vocab.txt", eos="<eos>", unk="<unk>")
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
@@ -161,6 +162,11 @@ class Vocab:
             f"{unknown / total:.1%} of the tokens of {where} are not in the vocabulary, read as {self.unk}: "
             "the losses cannot be compared with those of other texts"
         )
+
+    @functools.cached_property
+    def has_zero_bytes(self) -> bool:
+        """Whether a token contains a zero byte, as those of rows of JSON may."""
+        return any("\0" in token for token in self.ids)
 
     @property
     def unk_id(self) -> int | None:

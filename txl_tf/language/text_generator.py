@@ -167,7 +167,7 @@ class TextGenerator:
     def _encode(self, line: str | bytes) -> tuple[str, np.ndarray]:
         """`(text, ids)` of a prompt. Raises ValueError if it cannot be read."""
         errors = "surrogateescape" if self.vocab.level == "byte" else "strict"
-        prompt = text_of(line, errors, zeros="\0" in self.vocab.ids)
+        prompt = text_of(line, errors, zeros=self.vocab.has_zero_bytes)
         prompt = prompt.removesuffix("\r") if self.vocab.has_plain_text else prompt
         return prompt, encode_prompt(self.vocab, prompt)
 

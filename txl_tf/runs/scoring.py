@@ -224,7 +224,7 @@ class Scorer:
     def encode(self, line: str | bytes) -> _Line:
         """The text and the tokens of a line. Raises ParameterError if the line cannot be encoded."""
         by_byte = self.vocab.level == "byte"
-        text = text_of(line, "surrogateescape" if by_byte else "strict", zeros="\0" in self.vocab.ids)
+        text = text_of(line, "surrogateescape" if by_byte else "strict", zeros=self.vocab.has_zero_bytes)
         text = text.removesuffix("\r") if self.vocab.has_plain_text else text  # as the training text was read
         context, whole = at_tab(text, self.vocab.level) if self.continuations else ("", text)
         has_end = self.score_end or bool(self.carry_memory and self.newline)

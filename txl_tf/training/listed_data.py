@@ -16,8 +16,7 @@ WEIGHTS = "numbers [batch] or [batch, labels]"
 
 
 def as_arrays(
-    x: Any, y: Any = None, sample_weight: Any = None, *, names: Sequence[str] = ("x", "y", "sample_weight"),
-    joins_arrays: bool = True,
+    x: Any, y: Any = None, sample_weight: Any = None, *, names: Sequence[str] = ("x", "y", "sample_weight")
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """`(x, y, sample_weight)` with arrays in place of lists of numbers. Other values are returned unchanged.
 
@@ -25,8 +24,6 @@ def as_arrays(
         x: inputs. In a dictionary, a tuple or a list, each input is converted.
         y, sample_weight: labels and weights, or `None`.
         names: the names of the three arguments, for errors.
-        joins_arrays: whether a list of arrays in `y` or `sample_weight` is one array, with a row for each of them. It
-            may have another meaning for a user's own step.
 
     Raises:
         ParameterError: a list contains rows of different lengths; or `y` or `sample_weight` contains other values than
@@ -34,14 +31,14 @@ def as_arrays(
     """
     return (
         _inputs(names[0], x),
-        _rows(names[1], y, "integers [batch, labels]", joins_arrays),
-        _rows(names[2], sample_weight, WEIGHTS, joins_arrays),
+        _rows(names[1], y, "integers [batch, labels]"),
+        _rows(names[2], sample_weight, WEIGHTS),
     )
 
 
 def _inputs(name: str, x: Any) -> Any:
     if isinstance(x, dict):
-        named = {key: _inputs(f"{name}[{key!r}]", value) for key, value in x.items()}
+        named = {key: _input(f"{name}[{key!r}]", value) for key, value in x.items()}
         return x if all(named[key] is value for key, value in x.items()) else named
     if not isinstance(x, (list, tuple)) or not x:
         return x
@@ -50,14 +47,21 @@ def _inputs(name: str, x: Any) -> Any:
         if all(new is old for new, old in zip(inputs, x, strict=True)):
             return x
         return inputs if isinstance(x, list) else tuple(inputs)
+    return _input(name, x)
+
+
+def _input(name: str, x: Any) -> Any:
+    """One input: an array in place of a list of rows. Another value, and a list of text, is returned unchanged."""
+    if not isinstance(x, (list, tuple)) or not x:
+        return x
     array = as_array(name, x, "rows of one length")
     if array.dtype.kind == "f":
         return array.astype(keras.config.floatx())  # as Keras converts numbers of Python
     return array if array.dtype.kind in "iub" else x
 
 
-def _rows(name: str, value: Any, allowed: str, joins_arrays: bool) -> Any:
-    if not isinstance(value, (list, tuple)) or (not joins_arrays and _has_arrays(value)):
+def _rows(name: str, value: Any, allowed: str) -> Any:
+    if not isinstance(value, (list, tuple)):
         return value
     array = as_array(name, value, allowed)
     if array.dtype.kind not in "iufb":

@@ -393,8 +393,11 @@ class MemorylessModel(AmongWorkers):
             arguments["validation_data"] = self._arrays_of("test_step", *validation, names=names)[: len(validation)]
 
     def _arrays_of(self, step: str, *data: Any, **options: Any) -> tuple[Any, Any, Any]:
-        """`as_arrays` for a `step`. If it is a user's, lists of arrays remain lists."""
-        return as_arrays(*data, joins_arrays=not is_overridden(self, step), **options)
+        """`as_arrays` for a `step`. A user's step gets the lists."""
+        if is_overridden(self, step):
+            x, y, sample_weight = (*data, None, None)[:3]
+            return x, y, sample_weight
+        return as_arrays(*data, **options)
 
     def _check_arrays(self, step: str, x: Any, y: Any = None) -> None:
         """Calls `check_batch` if `x` and `y` are arrays and the `step` is not a user's."""
@@ -408,17 +411,22 @@ class MemorylessModel(AmongWorkers):
         The input pipeline checks the batches on the host, so a GPU does not wait, and XLA does not drop the checks. An
         eager step checks them itself.
         """
-        if isinstance(data, tf.data.Dataset) and not is_overridden(self, step) and not self.run_eagerly:
-            return mapped(data, self._check_element)
-        return data
+        if not isinstance(data, tf.data.Dataset) or is_overridden(self, step) or self.run_eagerly:
+            return data
+        is_spread = type(data.element_spec) is tuple  # `map` gives the elements of a tuple as arguments
 
-    def _check_element(self, *element: Any) -> Any:
-        """Adds the checks of a batch to the graph in which a dataset makes it. Returns the batch."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(element)
-        self.check_batch(x, y)
-        if weights is not None:
-            tf.debugging.Assert(*check_of_weights(tf.cast(weights, "float32")))
-        return element
+        def check(*element: Any) -> Any:
+            """Adds the checks of a batch to the graph in which the dataset makes it. Returns the batch."""
+            batch = element if is_spread else element[0]
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+            if step == "predict_step":  # which uses no labels and weights
+                y = weights = None
+            self.check_batch(x, y)
+            if weights is not None:
+                tf.debugging.Assert(*check_of_weights(tf.cast(weights, "float32")))
+            return batch
+
+        return mapped(data, check)
 
     def check_batch(self, x: Any, y: Any = None) -> None:
         """Raises ParameterError if arrays have shapes or ids that no step accepts. `y` may be `None`.

@@ -456,6 +456,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
 
     def check_batch(self, x: Any, y: Any = None) -> None:
         self.check_shapes(x, y)
+        if not is_library(self, Transformer):  # an own call may read other ids
+            return
         source, *target = x if isinstance(x, (tuple, list)) else (x,)
         read = [("x[0]" if target else "x", source, self.input_vocab_size)]
         read += [("x[1]", ids, self.target_vocab_size) for ids in target]
@@ -615,7 +617,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
                 cached.append(log_probs)
             return tf.stack(cached, 1), tf.nn.log_softmax(self((source, target)))
 
-        return why_not_cached(self, one_cached_step, cached_and_whole)
+        has_symbols = min(self.input_vocab_size, self.target_vocab_size) > 1  # besides padding
+        return why_not_cached(self, one_cached_step, cached_and_whole if has_symbols else None)
 
 
 def _after_elements(hidden: Tensor, mask: Tensor) -> Tensor:
