@@ -223,10 +223,8 @@ def why_not_cached(
         try:
             with tf.init_scope():
                 tf.function(read, autograph=False).get_concrete_function()
-                if compared is not None:
-                    compute = tf.function(compared, autograph=False).get_concrete_function()
-                    if not _has_effects(compute) and not _are_close(model, *compute()):
-                        raise NotCacheable("one token at a time, they give other results than in one call")
+                if compared is not None and _differ(model, compared):
+                    raise NotCacheable("one token at a time, they give other results than in one call")
         except Exception as error:
             message = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)  # in the text that Keras adds
             logging.getLogger("txl_tf").warning(
@@ -237,6 +235,12 @@ def why_not_cached(
         return None
 
     return model.cached_result("why_not_cached", find)
+
+
+def _differ(model: Any, compared: Callable[[], tuple[Any, Any]]) -> bool:
+    """Whether the two results of `compared` differ. A function with effects is not run, and the answer is false."""
+    compute = tf.function(compared, autograph=False).get_concrete_function()
+    return not _has_effects(compute) and not _are_close(model, *compute())
 
 
 def _are_close(model: Any, x: Any, y: Any) -> bool:
