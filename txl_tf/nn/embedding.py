@@ -52,10 +52,15 @@ def check_ids(name: str, ids: Any, n_token: int) -> None:
             allowed = f"ids between 0 and n_token - 1 = {n_token - 1}"
             raise ParameterError(name, outside[0], allowed, f"{id_error(name, n_token)} {outside[0]}")
         return
+    tf.debugging.Assert(*check_of_ids(name, ids, n_token))
+
+
+def check_of_ids(name: str, ids: Tensor, n_token: int) -> tuple[Tensor, list[Any]]:
+    """The arguments of `tf.debugging.Assert` for ids in a graph: all of them are in the vocabulary."""
     smallest: Any = tf.reduce_min(ids)
     largest: Any = tf.reduce_max(ids)
     outside = tf.where(smallest < 0, smallest, largest)
-    tf.debugging.Assert((smallest >= 0) & (largest < n_token), [id_error(name, n_token), outside])
+    return (smallest >= 0) & (largest < n_token), [id_error(name, n_token), outside]
 
 
 def mask_adaptive_embedding_lookup(

@@ -253,7 +253,7 @@ def _are_close(model: Any, x: Any, y: Any) -> bool:
 
 
 def _has_effects(function: Any) -> bool:
-    """Whether a graph changes variables or draws random numbers. To run it for a comparison would say nothing."""
+    """Whether a graph changes variables or draws random numbers. Two of its results differ without a mistake."""
     graph = function.graph.as_graph_def()
     parts = (graph.node, *(inner.node_def for inner in graph.library.function))
     return any(node.op.startswith("Assign") or "Random" in node.op for part in parts for node in part)

@@ -233,9 +233,8 @@ def check_items(inputs: dict[str, Tensor]) -> None:
     ):
         argument = f"inputs[{name!r}]"
         if tf.is_symbolic_tensor(wrong):
-            places = tf.cast(
-                tf.where(wrong), tf.int32
-            )  # with int64, `Assert` makes a graph for each branch of a `cond`
+            # Not int64: for other types than int32 and text, `Assert` makes a graph for each branch of a `cond`.
+            places = tf.cast(tf.where(wrong), tf.int32)
             tf.debugging.Assert(tf.size(places) == 0, [f"{argument} must be {allowed}, but is not at", places])
         elif tf.reduce_any(wrong):
             place = tuple(np.argwhere(wrong)[0])

@@ -335,7 +335,9 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Model):
             inputs = self.network.checked(x)
             if not tf.executing_eagerly():  # otherwise, `checked` has checked the values
                 self.network.check_values(inputs)
-        mask = self._mask_of(x)
+            mask = self.network.mask_of(inputs)
+        else:
+            mask = self._mask_of(x)
         if mask.shape.rank not in (2, None):
             allowed = "ids [batch, time], or a dictionary with the mask of the elements"
             raise tensor_error("x", x, allowed)

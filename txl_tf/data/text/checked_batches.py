@@ -31,7 +31,7 @@ import tensorflow as tf
 from txl_tf.data.batching import mapped
 from txl_tf.errors import ParameterError
 from txl_tf.nn.checks import as_array, tensor_error
-from txl_tf.nn.embedding import check_ids, id_error
+from txl_tf.nn.embedding import check_ids, check_of_ids
 
 IGNORED = -100  # a label that does not count, as in PyTorch
 _LEFT_OUT = -1  # a label that does not count with static shapes, see `static_adaptive_logsoftmax`
@@ -255,10 +255,7 @@ def _make_check(
             checks.append((shape[1] <= longest, [text, shape[1]]))
         ignored = is_ignored(labels) if ignoring else tf.zeros_like(labels, tf.bool)
         labels = tf.where(ignored, tf.zeros_like(labels), labels)
-        for name, ids in (("tokens", tokens), ("labels", labels)):
-            smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
-            outside = tf.where(smallest < 0, smallest, largest)
-            checks.append(((smallest >= 0) & (largest < n_token), [id_error(name, n_token), outside]))
+        checks += [check_of_ids("tokens", tokens, n_token), check_of_ids("labels", labels, n_token)]
         text = ["labels must have the shape of tokens,", shape[0], "x", shape[1]]
         checks.append((tf.reduce_all(shape == labels_shape), [*text, "but are", labels_shape[0], "x", labels_shape[1]]))
         if weights is not None:
