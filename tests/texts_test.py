@@ -101,6 +101,27 @@ def test_a_pattern_without_a_folder_is_for_the_current_one(tmp_path, monkeypatch
         assert folder_around([path], "**/*.txt") == found
 
 
+def test_the_folder_around_a_path_is_found_through_links_and_schemes(tmp_path, monkeypatch):
+    current = tmp_path / "now[1]"
+    (current / "texts").mkdir(parents=True)
+    write_text(current / "texts" / "a.txt", "a")
+    os.symlink(current / "texts", tmp_path / "link")
+    monkeypatch.chdir(current)
+    for data_path in (
+        "texts",
+        f"file://{current}/texts",
+        str(tmp_path / "link"),
+        "*",
+        "t*/*.txt",
+        f"{tmp_path}/link/*",
+    ):
+        for path in ("texts/made.txt", f"file://{current}/texts/made.txt", str(tmp_path / "link" / "made.txt")):
+            assert folder_around([path], data_path) == data_path
+        for path in ("made.csv", str(tmp_path / "made.txt"), f"{tmp_path}/texts/made.txt"):
+            assert folder_around([path], data_path) == (data_path if (path, data_path) == ("made.csv", "*") else None)
+    assert folder_around(["made"], "texts/.*") is None
+
+
 def test_a_name_that_is_not_utf8_is_shown_with_its_folder(tmp_path):
     write_text(tmp_path / "good.txt", "a")
     try:

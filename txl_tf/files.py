@@ -76,9 +76,15 @@ def absolute(path: str) -> str:
     return path if is_remote(path) else os.path.abspath(path)
 
 
+def real(path: str) -> str:
+    """Returns the absolute form of a local path, also of `file://`, without symbolic links. A remote path stays."""
+    local = path.removeprefix("file://")
+    return path if is_remote(local) else os.path.realpath(local)
+
+
 def same_path(one: str, other: str) -> bool:
-    """Whether two local paths lead to the same file or folder. Symbolic links are followed."""
-    return os.path.realpath(one) == os.path.realpath(other)
+    """Whether two paths lead to the same file or folder, see `real`."""
+    return real(one) == real(other)
 
 
 def seekable(path: str) -> str:

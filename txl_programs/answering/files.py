@@ -36,7 +36,7 @@ from txl_tf.cluster.connection import connected
 from txl_tf.data import inputs
 from txl_tf.data.line_files import Answering, Block, LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
-from txl_tf.files import absolute, check_scheme, lock, naming_write_errors, same_path, sha256
+from txl_tf.files import absolute, check_scheme, lock, naming_write_errors, real, same_path, sha256
 from txl_tf.runs.folder import RunFolder, check_spares_runs
 
 MakeAnswering = Callable[[RunFolder, str], Answering]  # takes the folder of a run and the path of a checkpoint
@@ -172,7 +172,7 @@ def _named_files() -> list[tuple[str, str]]:
             message = f"--input must not name two files whose output files, or their folders, are both {output}{name}"
             raise ParameterError("input", FLAGS.input, "files of different names", message)
     for path, name in files:
-        if absolute(path).startswith(output) or same_path(path, f"{output}{name}"):
+        if real(path).startswith(f"{real(output)}/") or same_path(path, f"{output}{name}"):
             message = f"--output must not contain a file of --input, got {FLAGS.output}, which contains {path}"
             raise ParameterError("output", FLAGS.output, "a folder without files of --input", message)
     outputs = [f"{output}{name}" for name in names]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError, named
-from txl_tf.files import check_scheme, is_remote, seekable
+from txl_tf.files import check_scheme, is_remote, real, seekable
 
 logger = logging.getLogger("txl_tf")
 _PYARROW = "s3://"  # TensorFlow has no such file system without tensorflow-io
@@ -162,7 +162,7 @@ def matching(pattern: str) -> list[str]:
         ParameterError: a pattern of s3:// has a wildcard in the name of a folder, or a local name is not UTF-8.
     """
     parts = _parts(pattern)
-    folder = os.path.dirname(re.split(r"[*?[]", pattern)[0])
+    folder = _folder_of(pattern)
     if _read_by_pyarrow(pattern):
         folder, _, names = pattern.rpartition("/")
         if any(c in folder for c in "*?["):
@@ -179,8 +179,15 @@ def matching(pattern: str) -> list[str]:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern matches an absolute path, as in `matching`. The path need not exist."""
-    return _match(_parts(path), _parts(pattern))
+    """Whether a pattern matches a path, as in `matching`. The path need not exist; it is the result of `real`."""
+    folder = _folder_of(pattern)
+    names = _parts(os.path.relpath(path, real(folder)))
+    return names[:1] != [".."] and _match(names, _parts(pattern)[len(_parts(folder)) :])
+
+
+def _folder_of(pattern: str) -> str:
+    """Returns the folder in which a pattern begins to have wildcards; "" for the current one."""
+    return os.path.dirname(re.split(r"[*?[]", pattern)[0])
 
 
 def _parts(path: str) -> list[str]:

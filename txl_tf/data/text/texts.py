@@ -42,7 +42,7 @@ from txl_tf.data.text_files import (
     whole_lines,
 )
 from txl_tf.errors import ParameterError, brief, named, shortened
-from txl_tf.files import absolute, naming_read_errors
+from txl_tf.files import naming_read_errors, real
 
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT_FIELD = "text"
@@ -146,15 +146,14 @@ def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
 
     The `paths` need not exist.
     """
-    absolute_paths = [PurePosixPath(absolute(path)) for path in paths]
+    real_paths = [PurePosixPath(real(path)) for path in paths]
     for path_or_pattern in _paths_of(data_path):
         is_folder = inputs.is_folder(path_or_pattern)
-        for path in absolute_paths if is_folder or _is_pattern(path_or_pattern) else ():
+        for path in real_paths if is_folder or _is_pattern(path_or_pattern) else ():
             if is_folder:
-                matches = [absolute(path_or_pattern)]
+                matches = [real(path_or_pattern)]
             else:
-                pattern = absolute(path_or_pattern)
-                matches = [f for f in (path, *path.parents) if inputs.matches(str(f), pattern)]
+                matches = [f for f in (path, *path.parents) if inputs.matches(str(f), path_or_pattern)]
             for match in matches:
                 path_in_match = os.path.relpath(path, match)  # "." if the pattern matches the path itself
                 if path_in_match == "." or not (path_in_match.startswith(".") or "/." in path_in_match):  # not hidden
