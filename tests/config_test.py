@@ -349,7 +349,7 @@ BAD = [
     (TrainingConfig, {"sample_tokens": 10**9}, "sample_tokens", "at most 100000"),
     (MachineConfig, {"logical_cpus": 10**9}, "logical_cpus", "at most 1024"),
     (OptimizerConfig, {"min_lr_ratio": 1.5}, "min_lr_ratio", "lie in [0, 1]"),
-    (OptimizerConfig, {"optimizer": "adagrad"}, "optimizer", ["adam", "adamw", "lamb", "sgd"]),
+    (OptimizerConfig, {"optimizer": "adagrad"}, "optimizer", ["adam", "adamw", "lamb", "sgd", "muon"]),
     (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay", "0 or more, and 0 for adam and sgd"),
     (OptimizerConfig, {"weight_decay": 0.1, "optimizer": "sgd"}, "weight_decay", "0 or more, and 0 for adam and sgd"),
     (OptimizerConfig, {"weight_decay": -1, "optimizer": "lamb"}, "weight_decay", "0 or more, and 0 for adam and sgd"),

@@ -496,7 +496,7 @@ def test_options_of_compile_change_nothing(options):
 
 
 @SLOWLY
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lamb", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lamb", "sgd", "muon"])
 def test_optimizers_compute_in_float64(optimizer):
     """The update is linear in the rate, whatever the optimizer, so half of it moves half as far."""
     moved = []

@@ -408,6 +408,7 @@ def test_gradients_that_are_missing_or_of_other_weights_are_named():
 ACCUMULATING = [
     {"optimizer": "adam"}, {"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": "sgd", "momentum": 0.9},
     {"optimizer": "lamb", "ema": 0.9}, {"optimizer": "sgd", "schedule": "linear", "clip": None},
+    {"optimizer": "muon", "weight_decay": 0.1, "ema": 0.9},
 ]  # fmt: skip
 OF_BATCHES = np.random.default_rng(1).normal(size=[7, 2, 3]).astype(np.float32)
 

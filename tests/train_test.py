@@ -124,7 +124,7 @@ def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
 def test_other_optimizers_train(run_dir, text_file, optimizer):
     steps = {"train_steps": 60, "iterations": 20, "save_steps": 40}
     train_run(run_dir, text_file, optimizer={"optimizer": optimizer, "weight_decay": 0.01}, training=steps)
@@ -179,7 +179,7 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
         ({"evaluation": {"eval_path": "other.txt"}}, ["eval_path", "other.txt"]),
         ({"evaluation": {"eval_ckpt_path": "best"}}, ["eval_ckpt_path", "best"]),
         ({"training": {"warm_start_path": "/no/ckpt-1"}}, ["/no/ckpt-1"]),
-        ({"optimizer": {"optimizer": "adagrad"}}, ["optimizer", "adam, adamw, lamb, sgd", "'adagrad'"]),
+        ({"optimizer": {"optimizer": "adagrad"}}, ["optimizer", "adam, adamw, lamb, sgd, muon", "'adagrad'"]),
         ({"optimizer": {"weight_decay": 0.1}}, ["weight_decay", 0.1, "adam"]),
         ({"optimizer": {"warmup_steps": 12}}, ["warmup_steps", "train_steps=12", 12]),
         ({"optimizer": {"clip": 0.0}}, ["clip", 0.0]),

@@ -7,7 +7,8 @@ With float32, 4 bytes for each number:
 
     weights      W
     gradients    2 W: the gradients, and their clipped copies; W more for every further part of `parallel_parts`
-    optimizer    2 W with Adam, AdamW and LAMB (two moments), W with SGD; W more with a moving average of the weights
+    optimizer    2 W with Adam, AdamW and LAMB (two moments), W with SGD, 2 W less the kernels of the layers with Muon;
+                 W more with a moving average of the weights
     activations  of each layer B (3 T E + 2.5 K H D + 2 T F + 2.75 H T K), and of the softmax 3.5 B T V;
                  with gelu 5.5 T F, with swiglu 6.5 T F; with label smoothing 4.5 B T V; with cutoffs and without label
                  smoothing, V is the first cluster and a tenth of the others
@@ -38,7 +39,8 @@ INNER_ARRAYS = {"relu": 2.0, "gelu": 5.5, "swiglu": 6.5}  # activation -> number
 LOGITS = 3.5  # how many arrays of the size of the logits the softmax stores
 SMOOTHED_LOGITS = 4.5  # with label smoothing: also the log-probabilities of all words
 RUNTIME = 95_000_000  # bytes
-MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimizer stores for each weight
+# Numbers that an optimizer stores for each weight. Muon stores one less for the kernels of the layers.
+MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1, "muon": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +79,35 @@ def count_weights(model: Any) -> int:
     """
     if model.n_token is None:
         raise ParameterError("n_token", None, "the size of the vocabulary")
-    width = model.n_head * model.d_head
     if model.lora_rank:
         raise ParameterError("lora_rank", model.lora_rank, "0: LoRA is not estimated")
-    relative = isinstance(model, NetworkConfig) and model.positions == "relative"
-    n_kernels = 5 if relative else 4  # of queries, keys, values and the output; relative: also of position keys
-    attention = model.d_model * width * n_kernels
-    inner = model.d_inner * (2 if model.activation in GATED_ACTIVATIONS else 1)
-    feed_forward = model.d_model * inner + inner + model.d_inner * model.d_model + model.d_model
+    feed_forward_biases = _inner_width(model) + model.d_model
     norms = 2 * model.d_model * (1 if model.norm == "rms" else 2)  # gamma, and beta of layer norm
-    layers = model.n_layer * (attention + feed_forward + norms)
+    layers = _kernels(model) + model.n_layer * (feed_forward_biases + norms)
     biases = 0
-    if relative:
+    if _is_relative(model):
         n_biases = model.n_layer if model.untie_r else 1  # pairs of r_w_bias and r_r_bias
-        biases = 2 * width * n_biases
+        biases = 2 * model.n_head * model.d_head * n_biases
     table = model.context_len * model.d_model if has_learned_positions(vars(model)) else 0
     return layers + biases + table + _embedding(model)
+
+
+def _kernels(model: Any) -> int:
+    """Returns the number of weights in the matrices of attention and feed-forward nets, in all layers."""
+    n_kernels = 5 if _is_relative(model) else 4  # queries, keys, values and the output; relative: also position keys
+    attention = model.d_model * model.n_head * model.d_head * n_kernels
+    feed_forward = model.d_model * (_inner_width(model) + model.d_inner)
+    return model.n_layer * (attention + feed_forward)
+
+
+def _inner_width(model: Any) -> int:
+    """Returns the number of columns of the first kernel of the feed-forward net."""
+    return model.d_inner * (2 if model.activation in GATED_ACTIVATIONS else 1)
+
+
+def _is_relative(model: Any) -> bool:
+    """Returns whether the model has relative positions, with position keys and their biases."""
+    return isinstance(model, NetworkConfig) and model.positions == "relative"
 
 
 def _bins(model: Any) -> list[Bin]:
@@ -156,7 +171,7 @@ def training_memory(
         n_weights=n_weights,
         weights=weights,
         gradients=(1 + parallel_parts) * weights,
-        optimizer=(MOMENTS[optimizer] + ema) * weights,
+        optimizer=(MOMENTS[optimizer] + ema) * weights - (FLOAT * _kernels(model) if optimizer == "muon" else 0),
         activations=int((all_layers + logits) / (2 if mixed_precision else 1)),
         memory=2 * FLOAT * model.n_layer * rows * model.mem_len * model.d_model,
     )

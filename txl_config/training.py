@@ -23,7 +23,7 @@ from txl_config.checks import (
 from txl_config.errors import ParameterError
 from txl_config.schema import check_left_out
 
-OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
+OPTIMIZERS = ("adam", "adamw", "lamb", "sgd", "muon")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 MATMUL_PRECISIONS = ("float32", "bfloat16")
@@ -52,7 +52,7 @@ class OptimizerConfig(Config):
     optimizer: str = option("Optimizer; the original has adam.", one_of(OPTIMIZERS), default="adam")
     beta_2: float = option("Momentum of the squared gradients.", RATE, default=0.999)
     momentum: float = option("Momentum of sgd, in PyTorch's form.", RATE, default=0.9)
-    weight_decay: float = option("Weight decay of adamw and lamb.", default=0.0)
+    weight_decay: float = option("Weight decay of adamw, lamb and muon.", default=0.0)
     ema: float = option(
         "Momentum of the moving average of the weights that is evaluated; 0 for no average.", RATE, default=0.0
     )

@@ -13,10 +13,13 @@ import keras
 import tensorflow as tf
 
 from txl_tf.calls import checked_call
-from txl_tf.config import OptimizerConfig, at_least
+from txl_tf.config import PRECISIONS, OptimizerConfig, at_least, one_of
 from txl_tf.config.checks import is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import scalar, wide_dtype
+from txl_tf.kernels.shapes import Tensor
+from txl_tf.schema import check_left_out
+from txl_tf.training import muon
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.schedules import schedule_of
 
@@ -60,12 +63,20 @@ class Slots:
             name: see `add`: such as "momentum" and "velocity", the two moments of Adam; "average", the moving average;
                 or "total", the sum of gradients.
         """
+        return self._variables[self._id_of(weight), name]
+
+    def has(self, weight: Any, name: str) -> bool:
+        """Whether a weight has a variable of this name. See `of` for the arguments."""
+        return (self._id_of(weight), name) in self._variables
+
+    def _id_of(self, weight: Any) -> int:
+        """The id of the Keras variable of a weight."""
         key = id(weight)
         if key not in self._weights:  # on one of several replicas, `weight` is another object with the same handle
             key = id(weight.handle)
             if key not in self._weights:  # the first time on this replica, where `value.handle` is its own handle
                 self._weights.update({id(other.value.handle): other for other in self.weights})
-        return self._variables[id(self._weights[key]), name]
+        return id(self._weights[key])
 
 
 class ClipAfterAverage(MixedIntoOptimizer):
@@ -264,9 +275,10 @@ class ClipAfterAverage(MixedIntoOptimizer):
         rate = tf.convert_to_tensor(self.learning_rate)
 
         def update(strategy, grads):
-            for weight, grad in zip(weights, grads, strict=True):
+            directions = self._directions(strategy, weights, grads)
+            for weight, direction in zip(weights, directions, strict=True):
                 update_weight = functools.partial(self._update_weight, self._decays(weight))
-                strategy.extended.update(weight.value, update_weight, args=(grad, rate), group=False)
+                strategy.extended.update(weight.value, update_weight, args=(direction, rate), group=False)
 
         _on_all_replicas(update, self._clipped(grads))
         if self.use_ema:
@@ -277,11 +289,15 @@ class ClipAfterAverage(MixedIntoOptimizer):
         iterations: Any = self.iterations
         iterations.assign_add(1)
 
-    def _update_weight(self, decays: bool, weight: tf.Variable, grad: Any, rate: Any) -> None:
+    def _directions(self, strategy: Any, weights: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """What `update_step` gets for each weight, in the cross-replica context: here the gradient, on all replicas."""
+        return grads
+
+    def _update_weight(self, decays: bool, weight: tf.Variable, direction: Any, rate: Any) -> None:
         """Updates a weight on one replica. If `decays`, weight decay first makes the weight smaller."""
         if decays:
             weight.assign_sub(weight * tf.cast(self.weight_decay, weight.dtype) * tf.cast(rate, weight.dtype))
-        self.update_step(grad, weight, rate)
+        self.update_step(direction, weight, rate)
 
     def _clipped(self, grads: Sequence[Any]) -> Sequence[Any]:
         """The gradients after clipping. Sets `gradient_norm` to their norm before clipping."""
@@ -380,24 +396,31 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
     """
 
     def update_step(self, gradient, variable, learning_rate) -> None:
-        """Keras's update as one operation. Keras itself uses 15 operations and takes three times as long."""
+        """Keras's method: updates a variable, by `_apply_adam`."""
         if self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
-        dtype = variable.dtype
-        iterations: Any = self.iterations
-        step: Any = tf.convert_to_tensor(iterations) + 1
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=self.slots.of(variable, "momentum").value.handle,
-            v=self.slots.of(variable, "velocity").value.handle,
-            beta1_power=scalar(self.beta_1, dtype) ** tf.cast(step, dtype),
-            beta2_power=scalar(self.beta_2, dtype) ** tf.cast(step, dtype),
-            lr=tf.cast(learning_rate, dtype),
-            beta1=self.beta_1,
-            beta2=self.beta_2,
-            epsilon=self.epsilon,
-            grad=tf.cast(gradient, dtype),
-        )
+        _apply_adam(self, gradient, variable, learning_rate)
+
+
+def _apply_adam(optimizer: Any, gradient: Tensor, variable: tf.Variable, learning_rate: Tensor) -> None:
+    """Adam's update of a variable, whose slots are "momentum" and "velocity", as one operation.
+
+    Keras itself uses 15 operations and takes three times as long.
+    """
+    dtype = variable.dtype
+    step: Any = tf.convert_to_tensor(optimizer.iterations) + 1
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=optimizer.slots.of(variable, "momentum").value.handle,
+        v=optimizer.slots.of(variable, "velocity").value.handle,
+        beta1_power=scalar(optimizer.beta_1, dtype) ** tf.cast(step, dtype),
+        beta2_power=scalar(optimizer.beta_2, dtype) ** tf.cast(step, dtype),
+        lr=tf.cast(learning_rate, dtype),
+        beta1=optimizer.beta_1,
+        beta2=optimizer.beta_2,
+        epsilon=optimizer.epsilon,
+        grad=tf.cast(gradient, dtype),
+    )
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -439,7 +462,106 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
         )
 
 
-OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}
+@keras.saving.register_keras_serializable("txl_tf")
+class Muon(ClipAfterAverage, keras.optimizers.Optimizer):
+    """Muon for the matrices of linear maps, see `txl_tf.training.muon`; AdamW for all other weights.
+
+    A weight is such a matrix if it has two dimensions and no expression of `left_to_adamw` is found in its path: as for
+    `keras.optimizers.Muon`, all kernels of our models except the last one, which computes logits.
+
+    Args:
+        learning_rate: a number or a schedule, for both kinds of weights.
+        beta_1, beta_2, epsilon: those of AdamW.
+        product_dtype: type of Muon's products, such as "bfloat16"; `None` for the type of the weights.
+        left_to_adamw: regular expressions.
+        **kwargs: arguments of `ClipAfterAverage` and `keras.optimizers.Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        product_dtype: str | None = None,
+        left_to_adamw: Sequence[str] = ("embedding", "final_layer", "out_fc"),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.product_dtype = product_dtype
+        self.left_to_adamw = list(left_to_adamw)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Keras's method: makes the variables. A matrix gets no second moment."""
+        if self.built:
+            return
+        super().build(variables)
+        for variable in variables:
+            self.add_variable_from_reference(variable, "momentum")
+            path = variable.path.lower()
+            if len(variable.shape) != 2 or any(re.search(name, path) for name in self.left_to_adamw):
+                self.add_variable_from_reference(variable, "velocity")
+
+    def _directions(self, strategy: Any, weights: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        """Of each matrix the orthogonal update, of other weights the gradient. Each replica computes some updates."""
+        directions: list[Any] = []
+        replica = 0
+        for weight, grad in zip(weights, grads, strict=True):
+            if self.slots.has(weight, "velocity"):
+                directions.append(grad)
+            else:
+                directions.append(self._orthogonal_update(strategy, weight, grad, replica))
+                replica += 1
+        return directions
+
+    def _orthogonal_update(self, strategy: Any, weight: keras.Variable, grad: Any, replica: int) -> Any:
+        """Updates the momentum of a matrix on all replicas. Returns the direction of Nesterov's momentum, orthogonal.
+
+        The momentum is the same everywhere, so only one replica of this machine computes the direction.
+
+        Args:
+            strategy: the strategy that has the replicas.
+            weight: the matrix.
+            grad: its gradient on all replicas.
+            replica: the number of the replica, which may exceed their number: counting then begins again.
+        """
+        momentum = self.slots.of(weight, "momentum").value
+        strategy.extended.update(momentum, _add_to_momentum, args=(grad,), group=False)
+        grads = strategy.experimental_local_results(grad)
+        if len(grads) == 1:
+            return self._direction(momentum, grad)
+        replica = replica % len(grads)
+        own_momentum = strategy.experimental_local_results(momentum)[replica]
+        with tf.device(own_momentum.device):
+            return self._direction(own_momentum, grads[replica])
+
+    def _direction(self, momentum: tf.Variable, grad: Tensor) -> Any:
+        """The orthogonal direction of Nesterov's momentum, from a momentum that contains the gradient already."""
+        ahead: Any = muon.MOMENTUM * momentum + tf.cast(grad, momentum.dtype)
+        update = muon.orthogonalized(ahead, self.product_dtype or momentum.dtype)
+        return muon.size_of_update(momentum.shape) * update
+
+    def update_step(self, gradient, variable, learning_rate) -> None:
+        """Keras's method: updates a variable. The `gradient` of a matrix is its `_orthogonal_update`."""
+        if self.slots.has(variable, "velocity"):
+            _apply_adam(self, gradient, variable, learning_rate)
+        else:
+            variable.assign_sub(tf.cast(learning_rate, variable.dtype) * gradient)
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("beta_1", "beta_2", "epsilon", "product_dtype", "left_to_adamw")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _add_to_momentum(momentum: tf.Variable, gradient: Tensor) -> None:
+    """Adds a gradient to Muon's momentum on one replica."""
+    momentum.assign(muon.MOMENTUM * momentum + tf.cast(gradient, momentum.dtype))
+
+
+OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD, "muon": Muon}
 
 
 @checked_call
@@ -457,6 +579,7 @@ def make_optimizer(
     clip_value: float | None = None,
     momentum: float = 0.9,
     gradient_accumulation_steps: int = 1,
+    product_dtype: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.
 
@@ -467,8 +590,8 @@ def make_optimizer(
         train_steps: the number of all steps, including the warm-up. The schedules "cosine" and "linear" end there.
         min_lr_ratio: the last rate of the schedule "cosine", divided by the highest. Other schedules do not take it.
         clip: the largest global norm of the gradients; `None` for no limit.
-        optimizer: "adam", as in the original, "adamw", "lamb" or "sgd".
-        weight_decay: weight decay of "adamw" and "lamb".
+        optimizer: "adam", as in the original, "adamw", "lamb", "sgd" or "muon".
+        weight_decay: weight decay of "adamw", "lamb" and "muon".
         ema: momentum of an exponential moving average of the weights, which replaces the weights at the end of `fit`;
             0 for none.
         schedule: "cosine"; "linear" or "constant", see `LinearSchedule`; or "noam", see `NoamSchedule`, which needs a
@@ -478,6 +601,8 @@ def make_optimizer(
         momentum: momentum of "sgd", see `SGD`.
         gradient_accumulation_steps: number of batches for an update, which clips and uses the mean of their gradients.
             The steps above then count updates. (The argument of `compile` divides one batch into parts instead.)
+        product_dtype: "float32", "bfloat16" or "float16", the type of the products by which "muon" makes updates
+            orthogonal; `None` for the type of the weights. Choose the type in which the model computes.
 
     Raises:
         ParameterError: an argument is out of its range, or has no effect on this optimizer and schedule.
@@ -488,6 +613,10 @@ def make_optimizer(
         clip_value=clip_value, momentum=momentum,
     )  # fmt: skip
     at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
+    if product_dtype is not None:
+        one_of(PRECISIONS)("product_dtype", product_dtype)
+        if optimizer != "muon":
+            check_left_out({"product_dtype": product_dtype}, f"it is for optimizer=muon, not {optimizer}")
     rate = schedule_of(settings, train_steps)
     options: dict[str, Any] = {"use_ema": True, "ema_momentum": ema} if ema else {}
     if gradient_accumulation_steps > 1:
@@ -498,4 +627,6 @@ def make_optimizer(
         options |= {"momentum": float(momentum)}
     else:
         options |= {"beta_1": 0.9, "beta_2": beta_2, "epsilon": 1e-8}
+    if optimizer == "muon":
+        options["product_dtype"] = product_dtype
     return OPTIMIZERS[optimizer](rate, clip=clip, clip_value=clip_value, **options)
