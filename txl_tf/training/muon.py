@@ -34,9 +34,10 @@ def orthogonalized(matrix: Tensor, product_dtype: Any) -> Any:
     a, b, c = POLYNOMIAL
     norm = tf.norm(matrix)  # no singular value is larger
     x: Any = tf.cast(matrix / (norm + scalar(1e-7, matrix.dtype)), product_dtype)
-    for _ in range(STEPS):
-        gram: Any = precision.matmul(x, x, transpose_b=True)
-        x = a * x + precision.matmul(b * gram + c * precision.matmul(gram, gram), x)
+    identity = tf.eye(matrix.shape[0], dtype=x.dtype)
+    for _ in range(STEPS):  # x becomes (a + b g + c g^2) x
+        g: Any = precision.matmul(x, x, transpose_b=True)
+        x = precision.matmul(precision.matmul(g, c * g + b * identity) + a * identity, x)
     return tf.cast(x, matrix.dtype)
 
 
