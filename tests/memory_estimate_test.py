@@ -28,18 +28,25 @@ VARIANTS = [{"pre_lnorm": True}, {"activation": "swiglu"}, {"norm": "rms"}, {"ti
 MODELS += [options for options in VARIANTS if options.keys() <= {*ModelConfig.names()}]
 
 
+def assert_counted(lm, config):
+    """The numbers of weights, and of Muon's numbers for them, which differ between kernels and other weights."""
+    assert count_weights(config) == lm.count_params()
+    optimizer = txl_tf.make_optimizer(optimizer="muon")
+    optimizer.build(lm.trainable_variables)
+    moments = sum(x.value.shape.num_elements() for x in optimizer.variables if x.name.endswith(("momentum", "velocity")))
+    assert training_memory(config, 1, 1, optimizer="muon").optimizer == 4 * moments
+
+
 @pytest.mark.parametrize("options", MODELS, ids=str)
 def test_weights_of_transformer_xl(options):
     arguments = {**SMALL, "mem_len": 4, **options}
-    lm = txl_tf.TransformerXLLM(**arguments)
-    assert count_weights(ModelConfig(**arguments)) == lm.count_params()
+    assert_counted(txl_tf.TransformerXLLM(**arguments), ModelConfig(**arguments))
 
 
 @pytest.mark.parametrize("options", [{}, {"pos_embed": "learned"}, {"cutoffs": (5, 12), "div_val": 2}], ids=str)
 def test_weights_of_the_vanilla_language_model(options):
     arguments = {**SMALL, "context_len": 9, **options}
-    lm = txl_tf.TransformerLM(**arguments)
-    assert count_weights(TransformerLMConfig(**arguments)) == lm.count_params()
+    assert_counted(txl_tf.TransformerLM(**arguments), TransformerLMConfig(**arguments))
 
 
 def test_what_changes_the_estimate():
