@@ -360,6 +360,28 @@ def _(tmp_path):
     assert variable.aggregation == "only_first_replica"
 
 
+@hook("tf.distribute.DistributedValues.values")
+def _(tmp_path):
+    """Of a value that replicas pass to `merge_call`, and of a variable; one replica passes a plain tensor."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        variable = tf.Variable(3.0)
+
+    def merged(strategy, value):
+        assert isinstance(value, tf.distribute.DistributedValues)
+        for i, (of_replica, own) in enumerate(zip(value.values, variable.values, strict=True)):
+            assert float(of_replica) == i and own.device.endswith(f"CPU:{i}") and float(own) == 3
+
+    def step():
+        context = tf.distribute.get_replica_context()
+        context.merge_call(merged, args=(tf.cast(context.replica_id_in_sync_group, tf.float32),))
+
+    strategy.run(step)
+    tf.distribute.get_replica_context().merge_call(
+        lambda strategy, value: isinstance(value, tf.Tensor) or pytest.fail("not a tensor"), args=(tf.constant(1.0),)
+    )
+
+
 @hook("keras.metrics.Metric.add_variable(aggregation)")
 def _(tmp_path):
     """`keras.metrics.Mean` makes its variables by it. They are read without asking other replicas."""

@@ -33,7 +33,9 @@ def assert_counted(lm, config):
     assert count_weights(config) == lm.count_params()
     optimizer = txl_tf.make_optimizer(optimizer="muon")
     optimizer.build(lm.trainable_variables)
-    moments = sum(x.value.shape.num_elements() for x in optimizer.variables if x.name.endswith(("momentum", "velocity")))
+    moments = sum(
+        x.value.shape.num_elements() for x in optimizer.variables if x.name.endswith(("momentum", "velocity"))
+    )
     assert training_memory(config, 1, 1, optimizer="muon").optimizer == 4 * moments
 
 

@@ -530,13 +530,12 @@ class Muon(ClipAfterAverage, keras.optimizers.Optimizer):
         """
         momentum = self.slots.of(weight, "momentum").value
         strategy.extended.update(momentum, _add_to_momentum, args=(grad,), group=False)
-        grads = strategy.experimental_local_results(grad)
-        if len(grads) == 1:
+        if not isinstance(grad, tf.distribute.DistributedValues):
             return self._direction(momentum, grad)
-        replica = replica % len(grads)
-        own_momentum = strategy.experimental_local_results(momentum)[replica]
+        replica = replica % len(grad.values)
+        own_momentum = momentum.values[replica]
         with tf.device(own_momentum.device):
-            return self._direction(own_momentum, grads[replica])
+            return self._direction(own_momentum, grad.values[replica])
 
     def _direction(self, momentum: tf.Variable, grad: Tensor) -> Any:
         """The orthogonal direction of Nesterov's momentum, from a momentum that contains the gradient already."""
