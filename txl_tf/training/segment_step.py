@@ -23,9 +23,9 @@ from txl_tf.kernels.fusion import fusing
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.kernels.threads import at_the_same_time
 from txl_tf.nn.parts import is_overridden
+from txl_tf.training.clipping import global_norm
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import takes_by_position
-from txl_tf.training.optimization import global_norm
 from txl_tf.training.trained_model import TrainedModel, apply_gradients, clear_losses
 
 

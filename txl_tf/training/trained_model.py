@@ -18,8 +18,8 @@ from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.nn.bases import MixedIntoModel
 from txl_tf.nn.frozen import freeze, frozen_in
 from txl_tf.nn.quantization import Unquantized
+from txl_tf.training.clipping import ClipAfterAverage, count_of_batches
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.optimization import ClipAfterAverage, count_of_batches
 
 # Key in a checkpoint: the sums of the current interval of steps. Further sums are in "window:...". The first versions
 # called an interval a window, and their checkpoints must stay readable.
