@@ -86,7 +86,12 @@ def test_numbers_of_steps_epochs_and_rows_are_whole_and_positive_and_refused_bef
             model.fit(data, verbose=0, validation_split=value)
     with raises_parameter("return_dict", "no", "True or False"):
         model.evaluate(data, verbose=0, return_dict="no")
+    for callbacks, wrong in ((3.5, 3.5), ([keras.callbacks.Callback], keras.callbacks.Callback), ([None], None)):
+        for method in (model.fit, model.evaluate):
+            with raises_parameter("callbacks", wrong):
+                method(data, verbose=0, callbacks=callbacks)
     assert_untrained(model, name)
+    model.evaluate(data, verbose=0, callbacks=keras.callbacks.Callback())
 
 
 @pytest.mark.parametrize("name", MODELS)

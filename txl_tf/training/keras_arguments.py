@@ -10,6 +10,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -62,12 +63,19 @@ def _check_frequency(name: str, value: Any) -> None:
         raise ParameterError(name, value, "a positive integer, or a list of the epochs, counted from 1")
 
 
+def _check_callbacks(name: str, value: Any) -> None:
+    """Raises ParameterError unless a value is a callback, a `CallbackList`, or a structure such as a list of them."""
+    for callback in keras.tree.flatten(value):
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            raise ParameterError(name, callback, "a keras.callbacks.Callback, or a list of them")
+
+
 def _or_none(check: Check) -> Check:
     """A check that also allows `None`."""
     return lambda name, value: None if value is None else check(name, value)
 
 
-# The checks of the arguments of `fit`, `evaluate` and `predict` that are numbers or switches.
+# The checks of the arguments of `fit`, `evaluate` and `predict` that are numbers, switches or callbacks.
 _CHECKS: dict[str, Check] = {
     "epochs": at_least(1),
     "initial_epoch": at_least(0),
@@ -78,6 +86,7 @@ _CHECKS: dict[str, Check] = {
     "validation_batch_size": _or_none(at_least(1)),
     "validation_freq": _check_frequency,
     "validation_split": _or_none(RATE),
+    "callbacks": _or_none(_check_callbacks),
     "return_dict": lambda name, value: check_type(name, value, bool),
 }
 
