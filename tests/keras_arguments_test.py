@@ -242,20 +242,19 @@ def test_attributes_that_only_compile_sets(name):
     assert (model.auto_scale_loss, model.steps_per_execution) == (False, 2)
 
 
-def listed(data, numbers_of_numpy):
-    """Arrays as nested lists, or as lists of rows that are lists of NumPy's numbers."""
-    return keras.tree.map_structure(
-        lambda array: [list(row) if array.ndim > 1 else row for row in array] if numbers_of_numpy else array.tolist(),
-        data,
-    )
+LISTED = {
+    "lists": lambda array: array.tolist(),
+    "lists of numbers of NumPy": lambda array: [list(row) if array.ndim > 1 else row for row in array],
+    "arrays of rows": list,
+}
 
 
 LISTED_WEIGHTS = {"rows": np.array([0.5, 2.0, 0.0, 1.0]), "labels": np.linspace(0, 2, 12).reshape([4, 3])}
 
 
-@pytest.mark.parametrize("kind, numbers_of_numpy", [("rows", False), ("labels", True)])
+@pytest.mark.parametrize("kind, how", zip(["rows", "labels", "rows"], LISTED, strict=True))
 @pytest.mark.parametrize("name", [*KERAS_RUN, "pairs of two inputs"])
-def test_lists_of_numbers_are_arrays(name, kind, numbers_of_numpy):
+def test_lists_of_numbers_are_arrays(name, kind, how):
     x, y = arrays(name)
     x = (x, x) if name == "pairs of two inputs" else x
     weights = LISTED_WEIGHTS[kind]
@@ -274,7 +273,7 @@ def test_lists_of_numbers_are_arrays(name, kind, numbers_of_numpy):
             *([model.predict(x, verbose=0), model.predict_on_batch(x)] if isinstance(x, tuple | dict) else []),
         ]
 
-    for found, expected in zip(results(*listed(data, numbers_of_numpy)), results(*data), strict=True):
+    for found, expected in zip(results(*keras.tree.map_structure(LISTED[how], data)), results(*data), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 

@@ -42,7 +42,8 @@ def _inputs(name: str, x: Any) -> Any:
         return x if all(named[key] is value for key, value in x.items()) else named
     if not isinstance(x, (list, tuple)) or not x:
         return x
-    if _has_arrays(x) or _depth(x) > 2:  # several inputs
+    are_rows = all(getattr(element, "ndim", 0) == 1 for element in x)  # an input has at least two dimensions
+    if (_has_arrays(x) and not are_rows) or _depth(x) > 2:  # several inputs
         inputs = [_inputs(f"{name}[{i}]", value) for i, value in enumerate(x)]
         if all(new is old for new, old in zip(inputs, x, strict=True)):
             return x
