@@ -172,6 +172,17 @@ def test_a_width_of_a_cluster_that_cannot_be_trained_is_refused():
             run_here(tool, "--n_token=100", "--cutoffs=10,20", "--d_embed=8", "--div_val=4")
 
 
+def test_flags_that_the_model_does_not_use_are_refused():
+    wrong = [
+        ("untie_r", ["--positions=alibi", "--untie_r"]), ("clamp_len", ["--positions=learned", "--clamp_len=5"]),
+        ("context_len", ["--context_len=9"]), ("clamp_len", ["--model=transformer", "--clamp_len=5"]),
+    ]  # fmt: skip
+    for tool in program("tools/estimate.py"):
+        for name, given in wrong:
+            with raises_parameter(name):
+                run_here(tool, "--n_token=100", *given)
+
+
 def test_a_text_without_a_preset_is_named(capsys):
     for tool in program("tools/estimate.py"):
         for flags in (["--data_path=my.txt"], ["--dataset=text"]):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from txl_config import Config, OptimizerConfig, TransformerLMConfig
 from txl_config.models import REFUSED
 from txl_config.presets import choose_preset
-from txl_programs.flag_values import FLAGS, completed
+from txl_programs.flag_values import FLAGS, changed, completed, refuse
 
 # Hyper-parameters of the optimizer that do not decide which other ones have an effect.
 _NOT_KINDS = [name for name in OptimizerConfig.names() if name not in ("optimizer", "schedule")]
@@ -87,6 +87,24 @@ def accepted_settings(preset: Mapping[str, Any], group: type[Config], run: Mappi
     else:
         left_out |= REFUSED.get(completed(group, run)["positions"], {}).keys()
     return {name: value for name, value in preset.items() if name not in left_out}
+
+
+def check_model_flags(group: type[Config], positions: str) -> None:
+    """Raises ParameterError if a flag is given that this kind of model, or its scheme of positions, does not use.
+
+    Args:
+        group: the class of the model's hyper-parameters.
+        positions: name of the scheme, see --positions.
+    """
+    if group is TransformerLMConfig:
+        only = "is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
+        refuse(["positions"], only)
+        none = "is about distances, which --model=transformer does not have: leave it out"
+        refuse(changed(REFUSED["sinusoids"]), none)
+        return
+    refuse(["pos_embed"], "is for --model=transformer: --model=transformer_xl takes --positions")
+    for name, why in REFUSED.get(positions, {}).items():
+        refuse(changed([name]), f"{why}: leave it out")
 
 
 def log_choice(

@@ -35,7 +35,7 @@ from txl_config.data import INFO_FILE
 from txl_config.memory import training_memory
 from txl_config.presets import PRESETS
 from txl_config.training import AUTO
-from txl_programs.choosing import accepted_settings
+from txl_programs.choosing import accepted_settings, check_model_flags
 from txl_programs.flag_values import FLAGS, check_used, completed, config_of, define_flags, optimizer_config, refuse
 from txl_programs.program import read_flags, run
 
@@ -176,6 +176,7 @@ def shown(n_bytes):
 def main():
     model: Any
     model, other_defaults = settings()
+    check_model_flags(type(model), getattr(model, "positions", "relative"))
     check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
     training = config_of(TrainingConfig, other_defaults)
     if training.freeze:

@@ -38,7 +38,7 @@ from txl_config import (
 )
 from txl_config.data import INFO_FILE
 from txl_config.errors import ParameterError
-from txl_config.models import INITIAL, REFUSED, TRAINING_ONLY
+from txl_config.models import INITIAL, TRAINING_ONLY
 from txl_config.presets import (
     BYTES,
     PRESETS,
@@ -49,7 +49,15 @@ from txl_config.presets import (
     schedule_for,
     steps_for,
 )
-from txl_programs.choosing import accepted_settings, batch_divisor, chosen_preset, given_steps, is_on_tpu, log_choice
+from txl_programs.choosing import (
+    accepted_settings,
+    batch_divisor,
+    check_model_flags,
+    chosen_preset,
+    given_steps,
+    is_on_tpu,
+    log_choice,
+)
 from txl_programs.command_line import newly_given, outside_flag_files
 from txl_programs.flag_values import (
     FLAGS,
@@ -150,24 +158,6 @@ def corpus_folder():
     if name != INFO_FILE:
         raise ParameterError("corpus_info_path", path, f"the path of a {INFO_FILE}")
     return folder or os.curdir
-
-
-def check_model_flags(group, positions):
-    """Raises ParameterError if a flag is given that this kind of model, or its scheme of positions, does not use.
-
-    Args:
-        group: the class of the model's hyper-parameters.
-        positions: name of the scheme, see --positions.
-    """
-    if group is TransformerLMConfig:
-        only = "is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
-        refuse(["positions"], only)
-        none = "is about distances, which --model=transformer does not have: leave it out"
-        refuse(changed(REFUSED["sinusoids"]), none)
-    else:
-        not_used = (*REFUSED["relative"], "pos_embed") if positions == "relative" else ("pos_embed",)
-        none = "is about absolute positions in a segment, which --model=transformer_xl does not have: leave it out"
-        refuse(not_used, none)
 
 
 def model_defaults(group, other_defaults):
