@@ -153,9 +153,11 @@ def train_run(
             check_same_on_workers(folder, strategy, *run.shared())
         run.choose_threads()  # before TensorFlow starts: the next two calls start it
         set_matmul_precision(machine.matmul_precision)
-        muon = {"product_dtype": machine.mixed_precision} if optimizer.optimizer == "muon" else {}
+        product_dtype = machine.mixed_precision if optimizer.optimizer == "muon" else None
         with strategy.scope():
-            keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict(), **muon)
+            keras_optimizer = make_optimizer(
+                train_steps=training.train_steps, product_dtype=product_dtype, **optimizer.to_dict()
+            )
         config = run.config()
         check_same_run(folder, config, run.corpus.vocabs, training, run.remedy)
         run.make_model(keras_optimizer)

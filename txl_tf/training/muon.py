@@ -41,6 +41,6 @@ def orthogonalized(matrix: Tensor, product_dtype: Any) -> Any:
     return tf.cast(x, matrix.dtype)
 
 
-def size_of_update(shape: tf.TensorShape) -> float:
-    """The factor of an orthogonal update of this shape. With it, entries have the root mean square `RMS_OF_ADAMW`."""
-    return RMS_OF_ADAMW * max(shape) ** 0.5
+def size_of_update(rows: int, columns: int) -> float:
+    """The factor of an orthogonal update. With it, the entries have the root mean square `RMS_OF_ADAMW`."""
+    return RMS_OF_ADAMW * max(rows, columns) ** 0.5

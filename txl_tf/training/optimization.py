@@ -174,7 +174,7 @@ class Muon(ClipAfterAverage, keras.optimizers.Optimizer):
         """The orthogonal direction of Nesterov's momentum, from a momentum that contains the gradient already."""
         ahead: Any = muon.MOMENTUM * momentum + tf.cast(grad, momentum.dtype)
         update = muon.orthogonalized(ahead, self.product_dtype or momentum.dtype)
-        return muon.size_of_update(momentum.shape) * update
+        return muon.size_of_update(*ahead.shape) * update
 
     def update_step(self, gradient, variable, learning_rate) -> None:
         """Keras's method: updates a variable. The `gradient` of a matrix is its `_orthogonal_update`."""
