@@ -88,8 +88,7 @@ def count_weights(model: Any) -> int:
     if _is_relative(model):
         n_biases = model.n_layer if model.untie_r else 1  # pairs of r_w_bias and r_r_bias
         biases = 2 * model.n_head * model.d_head * n_biases
-    values: dict[str, Any] = vars(model)
-    table = model.context_len * model.d_model if has_learned_positions(values) else 0
+    table = model.context_len * model.d_model if has_learned_positions(model.to_dict()) else 0
     return layers + biases + table + _embedding(model)
 
 
