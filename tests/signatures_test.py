@@ -63,7 +63,10 @@ RECOMPUTE, SEED = {"recompute": (bool, False)}, {"seed": (int | None, None)}
         (txl_tf.Tagger, LabelConfig, ["labels"], {**SEED, "network": (keras.Layer, EMPTY)}),
         (
             txl_tf.make_optimizer, OptimizerConfig, [],
-            {"train_steps": (int, 100_000), "gradient_accumulation_steps": (int, 1)},
+            {
+                "train_steps": (int, 100_000), "gradient_accumulation_steps": (int, 1),
+                "product_dtype": (str | None, None),
+            },
         ),
     ],
 )  # fmt: skip
