@@ -175,7 +175,8 @@ def test_a_width_of_a_cluster_that_cannot_be_trained_is_refused():
 def test_flags_that_the_model_does_not_use_are_refused():
     wrong = [
         ("untie_r", ["--positions=alibi", "--untie_r"]), ("clamp_len", ["--positions=learned", "--clamp_len=5"]),
-        ("context_len", ["--context_len=9"]), ("clamp_len", ["--model=transformer", "--clamp_len=5"]),
+        ("context_len", ["--context_len=9"]), ("context_len", [f"--context_len={TransformerLMConfig.context_len}"]),
+        ("clamp_len", ["--model=transformer", "--clamp_len=5"]),
     ]  # fmt: skip
     for tool in program("tools/estimate.py"):
         for name, given in wrong:

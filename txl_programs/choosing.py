@@ -104,7 +104,8 @@ def check_model_flags(group: type[Config], positions: str) -> None:
         return
     refuse(["pos_embed"], "is for --model=transformer: --model=transformer_xl takes --positions")
     for name, why in REFUSED.get(positions, {}).items():
-        refuse(changed([name]), f"{why}: leave it out")
+        # With other positions, a command may undo --untie_r of a flag file by repeating the default.
+        refuse([name] if positions == "relative" else changed([name]), f"{why}: leave it out")
 
 
 def log_choice(

@@ -171,8 +171,9 @@ def _named_files() -> list[tuple[str, str]]:
         if names[name] > 1 or any(str(folder) in names for folder in PurePosixPath(name).parents):
             message = f"--input must not name two files whose output files, or their folders, are both {output}{name}"
             raise ParameterError("input", FLAGS.input, "files of different names", message)
+    real_output = f"{real(output)}/"
     for path, name in files:
-        if real(path).startswith(f"{real(output)}/") or same_path(path, f"{output}{name}"):
+        if real(path).startswith(real_output) or same_path(path, f"{output}{name}"):
             message = f"--output must not contain a file of --input, got {FLAGS.output}, which contains {path}"
             raise ParameterError("output", FLAGS.output, "a folder without files of --input", message)
     outputs = [f"{output}{name}" for name in names]

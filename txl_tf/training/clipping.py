@@ -282,7 +282,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         iterations.assign_add(1)
 
     def _directions(self, strategy: Any, weights: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """What `update_step` gets for each weight, in the cross-replica context: here the gradient, on all replicas."""
+        """Returns what `update_step` gets for each weight: here its gradient. The context is that of all replicas."""
         return grads
 
     def _update_weight(self, decays: bool, weight: tf.Variable, direction: Any, rate: Any) -> None:

@@ -139,39 +139,42 @@ class Muon(ClipAfterAverage, keras.optimizers.Optimizer):
                 self.add_variable_from_reference(variable, "velocity")
 
     def _directions(self, strategy: Any, weights: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        """Of each matrix the orthogonal update, of other weights the gradient. Each replica computes some updates."""
+        """Returns the orthogonal updates of the matrices, and the gradients of the other weights.
+
+        The replicas take turns: each computes the updates of some matrices for all.
+        """
         directions: list[Any] = []
-        replica = 0
+        turn = 0
         for weight, grad in zip(weights, grads, strict=True):
             if self.slots.has(weight, "velocity"):
                 directions.append(grad)
             else:
-                directions.append(self._orthogonal_update(strategy, weight, grad, replica))
-                replica += 1
+                directions.append(self._orthogonal_update(strategy, weight, grad, turn))
+                turn += 1
         return directions
 
-    def _orthogonal_update(self, strategy: Any, weight: keras.Variable, grad: Any, replica: int) -> Any:
-        """Updates the momentum of a matrix on all replicas. Returns the direction of Nesterov's momentum, orthogonal.
+    def _orthogonal_update(self, strategy: Any, weight: keras.Variable, grad: Any, turn: int) -> Any:
+        """Adds the gradient of a matrix to its momentum on all replicas. Returns the orthogonal update of the matrix.
 
-        The momentum is the same everywhere, so only one replica of this machine computes the direction.
+        The momentum is the same on all replicas, so one replica of this machine computes the update for all.
 
         Args:
             strategy: the strategy that has the replicas.
             weight: the matrix.
-            grad: its gradient on all replicas.
-            replica: the number of the replica, which may exceed their number: counting then begins again.
+            grad: its gradient, on all replicas.
+            turn: the number of matrices before this one, which decides the replica.
         """
         momentum = self.slots.of(weight, "momentum").value
         strategy.extended.update(momentum, _add_to_momentum, args=(grad,), group=False)
         if not isinstance(grad, tf.distribute.DistributedValues):
             return self._direction(momentum, grad)
-        replica = replica % len(grad.values)
+        replica = turn % len(grad.values)
         own_momentum = momentum.values[replica]
         with tf.device(own_momentum.device):
             return self._direction(own_momentum, grad.values[replica])
 
     def _direction(self, momentum: tf.Variable, grad: Tensor) -> Any:
-        """The orthogonal direction of Nesterov's momentum, from a momentum that contains the gradient already."""
+        """Returns Nesterov's momentum, made orthogonal and scaled. `momentum` contains the gradient already."""
         ahead: Any = muon.MOMENTUM * momentum + tf.cast(grad, momentum.dtype)
         update = muon.orthogonalized(ahead, self.product_dtype or momentum.dtype)
         return muon.size_of_update(*ahead.shape) * update
