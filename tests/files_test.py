@@ -9,6 +9,9 @@ import tensorflow as tf
 from helpers import mentions, raises_naming, raises_parameter
 
 from txl_tf import files
+from txl_tf.config import PairsConfig, TaggedConfig
+from txl_tf.data.pairs.parallel import read_pairs
+from txl_tf.data.tagged.sentences import read_corpus
 from txl_tf.data.text.prepared_folder import read_prepared_info
 from txl_tf.data.text.texts import find_files, find_named_files
 from txl_tf.runs.checkpoints import average_checkpoints
@@ -170,6 +173,11 @@ def test_a_path_with_a_scheme_of_no_file_system_is_refused_by_name(tmp_path):
             "ckpt_path": RunFolder(tmp_path).find_checkpoint,
             "output_dir": lambda path: average_checkpoints(str(tmp_path), path, num_last_checkpoints=1),
             "output": lambda path: check_spares_runs("output", path),
+            "train_path": lambda path: read_pairs(PairsConfig(train_path=f"a,{path}")),
+            "test_path": lambda path: read_pairs(PairsConfig(train_path="a", test_path=["a", path])),
+            "source_symbols": lambda path: read_pairs(PairsConfig(train_path="a", source_symbols=path)),
+            "valid_path": lambda path: read_corpus(TaggedConfig(train_path="a", valid_path=path)),
+            "lexicon": lambda path: read_corpus(TaggedConfig(train_path="a", lexicon=path)),
         }.items():
             with raises_parameter(name, path):
                 refuse(path)

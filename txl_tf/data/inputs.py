@@ -33,6 +33,19 @@ def check_readable(name: str, path: str | os.PathLike) -> None:
     check_scheme(name, path, _PYARROW.removesuffix("://"))
 
 
+def check_options(config: Any, *names: str) -> None:
+    """Raises ParameterError if an option names a file, or one of several files, for which there is no file system.
+
+    Args:
+        config: the group of options.
+        *names: the options whose values are `None`, or paths in a list or separated by commas.
+    """
+    for name in names:
+        paths = getattr(config, name) or ()
+        for path in paths.split(",") if isinstance(paths, str) else paths:
+            check_readable(name, path)
+
+
 def exists(path: str) -> bool:
     """Whether there is a file or a folder. Raises ParameterError if there is no file system for the path."""
     check_readable("path", path)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl_tf.config import PairsConfig
+from txl_tf.data import inputs
 from txl_tf.data.batching import EpochBatches, by_length, hold_out, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.pairs.files import RESERVED, SIDES, WAY_OUT, PairReader, SideText, read_lines, sides_of, without_ends
@@ -152,6 +153,7 @@ def read_pairs(
     for name, error in unused_options(config, vocabs is not None).items():
         if name not in recorded or recorded[name] != getattr(config, name):
             raise error
+    inputs.check_options(config, "train_path", "valid_path", "test_path", "source_symbols", "target_symbols")
     sides, names, sentences = _read_splits(config)
     held_out = None if "valid" in sides else hold_out(sides["train"][0].lines, config.valid_fraction, "pairs")
     if vocabs:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.config import MIN_FREQ, ColumnsConfig, TaggedConfig
+from txl_tf.data import inputs
 from txl_tf.data.batching import hold_out
 from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit
 from txl_tf.data.tagged.columns import (
@@ -255,6 +256,8 @@ def read_corpus(
     usual = (TaggedConfig.n_sentences, (recorded or {}).get("n_sentences"))
     if config.dataset != TOWNS and config.n_sentences not in usual:
         check_left_out({"n_sentences": config.n_sentences}, "it is for dataset=towns")
+    vectors = "char_vectors", "bigram_vectors", "word_vectors"
+    inputs.check_options(config, "train_path", "valid_path", "test_path", "lexicon", *vectors)
     texts, names = _read_splits(config)
     _warn_of_unseen(texts["train"], names["train"], config.token_level)
     if "valid" not in texts:

@@ -153,7 +153,9 @@ class TaggerRun(EpochRun):
     def from_data(self) -> dict:
         """The hyper-parameters that the corpus decides.
 
-        Raises ParameterError for a sentence of more than `max_seq_len` tokens.
+        Raises:
+            ParameterError: a sentence has more than `max_seq_len` tokens, or the vectors have another width than the
+                embeddings.
         """
         corpus = self.corpus
         max_len = self.model_config.max_seq_len
@@ -165,17 +167,27 @@ class TaggerRun(EpochRun):
                         f"at most max_seq_len={max_len} are allowed in training: insert an empty line to split it"
                     )
                     raise ParameterError("max_seq_len", sentence.n, f"at most {max_len}", message)
-        widths = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
-        defaults = {field.name: field.default for field in dataclasses.fields(self.model_config)}
-        for name, width in widths.items():
-            given = getattr(self.model_config, name)
-            if given not in (width, defaults[name]):
-                logger.warning("%s is %d, the width of the vectors, and not %d", name, width, given)
+        widths = self._widths_of_vectors()
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
         scheme = NONE if corpus.scheme == NONE else None  # `None`: the labels show the scheme
         tag_settings = {"labels": corpus.labels, "scheme": scheme}
         token_settings = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
         return {**token_settings, **tag_settings, **widths}
+
+    def _widths_of_vectors(self) -> dict[str, int]:
+        """Returns `{hyper-parameter: width}` of the embeddings that start as vectors from files.
+
+        Raises ParameterError if a hyper-parameter has neither this width nor its default.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self.model_config)}
+        widths = {}
+        for vocab, table in self.corpus.embeddings.items():
+            name, width = WIDTHS[vocab], table.shape[1]
+            given = getattr(self.model_config, name)
+            if given not in (width, defaults[name]):
+                raise ParameterError(name, given, f"{width}, the width of the vectors, or left out")
+            widths[name] = width
+        return widths
 
     def shared(self) -> tuple[dict, dict]:
         settings, paths = super().shared()
