@@ -132,6 +132,8 @@ def test_a_name_that_is_not_utf8_is_shown_with_its_folder(tmp_path):
         with raises_parameter("data_path") as caught:
             find_files(path)
         assert str(tmp_path) in str(caught.value) and r"bad\xff.txt" in str(caught.value)
+        with raises_parameter("input", path):
+            find_files(path, "input")
     assert find_files(f"{tmp_path}/g*") == [f"{tmp_path}/good.txt"]
     with raises_parameter("data_path"):
         find_files(str(tmp_path / "bad\udcff.txt"))

@@ -106,12 +106,11 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def _walk_by_tensorflow(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """`walk` without pyarrow. Links that lead back to a folder around them are left out."""
-    with _naming_bad_names(folder):
-        for parent, folders, names in tf.io.gfile.walk(folder):
-            if not is_remote(folder):
-                for entries in (folders, names):
-                    entries[:] = [name for name in entries if not _is_loop(folder, os.path.join(parent, name))]
-            yield parent, folders, names
+    for parent, folders, names in tf.io.gfile.walk(folder):
+        if not is_remote(folder):
+            for entries in (folders, names):
+                entries[:] = [name for name in entries if not _is_loop(folder, os.path.join(parent, name))]
+        yield parent, folders, names
 
 
 def _is_loop(folder: str, path: str) -> bool:
@@ -136,24 +135,26 @@ def _is_loop(folder: str, path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _naming_bad_names(folder: str) -> Iterator[None]:
+def naming_bad_names(name: str, path: str) -> Iterator[None]:
     """In this block, the error for a file whose name is not UTF-8 becomes a ParameterError that names the file.
 
     Args:
-        folder: a folder that contains the file, or "" for the current folder.
+        name: the argument whose value is `path`.
+        path: a folder or pattern, for which the block looks for files.
     """
     try:
         yield
     except UnicodeDecodeError as error:
+        folder = _folder_of(path) if re.search(r"[*?[]", path) and not is_folder(path) else path
         paths = [
-            os.path.join(parent, name)
+            os.path.join(parent, entry)
             for parent, folders, names in os.walk(folder or ".")
-            for name in [*folders, *names]
-            if not is_utf8(name)
+            for entry in [*folders, *names]
+            if not is_utf8(entry)
         ]
         found = os.fsencode(paths[0] if paths else folder).decode("utf-8", "backslashreplace")
         message = f"{named(folder or '.')} has a file or folder whose name is not UTF-8: rename {named(found)}"
-        raise ParameterError("data_path", folder, "files whose names are UTF-8", message) from error
+        raise ParameterError(name, path, "files whose names are UTF-8", message) from error
 
 
 def is_utf8(path: str) -> bool:
@@ -172,7 +173,8 @@ def matching(pattern: str) -> list[str]:
     that begins with a dot matches a hidden name, which begins with a dot.
 
     Raises:
-        ParameterError: a pattern of s3:// has a wildcard in the name of a folder, or a local name is not UTF-8.
+        ParameterError: a pattern of s3:// has a wildcard in the name of a folder.
+        UnicodeDecodeError: the name of a local file is not UTF-8; see `naming_bad_names`.
     """
     parts = _parts(pattern)
     folder = _folder_of(pattern)
@@ -186,8 +188,7 @@ def matching(pattern: str) -> list[str]:
         depth = len(_parts(folder))
         with_hidden = any(part.startswith(".") for part in parts[depth:])
         return sorted(path for path in _paths_below(folder, with_hidden) if _match(_parts(path)[depth:], parts[depth:]))
-    with _naming_bad_names(folder):
-        paths = sorted(tf.io.gfile.glob(pattern))
+    paths = sorted(tf.io.gfile.glob(pattern))
     return [path for path in paths if not any(map(_is_hidden, reversed(_parts(path)), reversed(parts)))]
 
 
