@@ -6,7 +6,8 @@ import pytest
 from helpers import ANY, make_run, program, raises_parameter, run_here, word_vocab, write_text
 from small_runs import make_encoder_decoder, make_tagger
 
-from txl_tf.config import PairsConfig, TaggedConfig
+import txl_tf
+from txl_tf.config import PairsConfig, TaggedConfig, TransformerLMConfig
 from txl_tf.config.presets import PAIR_SIZES, SIZES
 from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
@@ -110,6 +111,21 @@ def test_a_preset_of_other_values_than_the_run_is_refused_even_with_sizes(resume
         settings(*flags, f"--preset={preset}")
     got = settings(*flags, f"--preset={preset}", "--learning_rate=0.125", "--min_lr_ratio=0.1")
     assert got["optimizer"].learning_rate == 0.125 and got["training"].iterations == 7
+
+
+@pytest.mark.parametrize("flags", ["--optimizer=adam", "--preset=base"])
+def test_a_run_keeps_its_kind_of_model_when_its_text_is_given(monkeypatch, tmp_path, flags):
+    """Without --model, the kind of model is that of the run, not the default of the flag."""
+    folder = RunFolder(tmp_path / "run")
+    make_run(folder.path, word_vocab(), txl_tf.TransformerLM)
+    sizes = {name: value for name, value in folder.read_config()["model"].items() if name in SIZES}
+    text = write_text(tmp_path / "text.txt", "a b c\n" * 300)
+    got = {}
+    monkeypatch.setattr(train, "train_run", lambda folder, **settings: got.update(settings))
+    for tool in program("train.py"):
+        as_flags = [f"--{name}={value}" for name, value in sizes.items()]
+        run_here(tool, f"--model_dir={folder}", f"--data_path={text}", "--level=word", flags, *as_flags)
+    assert isinstance(got["model"], TransformerLMConfig) and got["model"].mem_len == 4
 
 
 @pytest.mark.parametrize("resumed", ["train.py"], indirect=True)

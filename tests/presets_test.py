@@ -1,5 +1,6 @@
 """Presets: what they are, which one is chosen, and how many steps a text gets."""
 
+import functools
 import itertools
 import json
 import logging
@@ -89,6 +90,17 @@ def test_steps_follow_the_text(n_tokens, rows, steps, lines):
 def test_checkpoints_and_warmup_fit_the_steps_that_are_given(settings):
     assert (settings["train_steps"], settings["save_steps"], settings["iterations"]) == (400, 100, 50)
     assert settings["warmup_steps"] == 80
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_muon_has_a_higher_learning_rate_and_nothing_else(preset):
+    for settings in (
+        functools.partial(preset_settings, preset, "byte", 1e6),
+        functools.partial(pair_settings, preset, 9, 9),
+    ):
+        adam, muon = settings(optimizer="adam"), settings(optimizer="muon")
+        assert settings() == settings(optimizer="lamb") == adam
+        assert muon.pop("learning_rate") > adam.pop("learning_rate") and muon == adam
 
 
 @pytest.mark.parametrize(("replicas", "rows"), [(1, [16, 13]), (2, [16, 12]), (3, [15, 12]), (32, [32, 32])])
@@ -242,6 +254,20 @@ def test_the_command_of_a_run_with_a_preset_resumes_it(resumed, tmp_path, preset
             assert longer["training"].train_steps == 9000 and same_settings(longer["model"], new["model"]), flags
             if schedule == "constant" and "transformer" not in model:  # the run keeps them without the flags, too
                 assert same_settings(settings(*flags[:3]), new), flags
+
+
+@pytest.mark.parametrize("name, data", [("train.py", "data_path"), ("tools/train_seq2seq.py", "train_path")])
+def test_a_preset_has_the_learning_rate_of_the_optimizer(resumed, tmp_path, name, data):
+    """A run that resumes keeps its optimizer."""
+    path = write_text(tmp_path / "a.txt", "some\ttext\n" * 300)
+    for tool in program(name):
+        flags = ["--preset=tiny", f"--{data}={path}"]
+        adam, _ = resumed(tool, *flags)
+        muon, settings = resumed(tool, *flags, "--optimizer=muon")
+        assert muon["optimizer"].learning_rate > adam["optimizer"].learning_rate
+        assert same_settings(settings(*flags), muon)
+        with raises_parameter("preset"):
+            settings(*flags, "--optimizer=adam")
 
 
 def test_a_run_with_a_preset_keeps_the_memory_that_was_given(resumed, tmp_path):

@@ -236,7 +236,7 @@ def settings_of(folder):
     if resumed:
         return model_group(folder), resumed
     origin, settings = origin_of(folder, "language_model")
-    group = model_group(origin)
+    group = model_group(folder if folder.steps() else origin)
     if FLAGS.preset and origin:
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
@@ -289,8 +289,9 @@ def settings_of_preset(data, folder, group):
         ParameterError: --preset has other settings than the existing run.
     """
     exists = bool(folder.steps())
-    preset = choose_settings(data, exists) if FLAGS.preset or not exists else {}
     run = {"model": {}, "training": {}, **(folder.read_config() if exists else {})}
+    optimizer = completed(OptimizerConfig, run["training"])["optimizer"]
+    preset = choose_settings(data, exists, optimizer) if FLAGS.preset or not exists else {}
     preset = accepted_settings(preset, group, run["model"] | run["training"])
     if not exists:
         return {"model": dict(preset), "training": preset}
@@ -298,7 +299,7 @@ def settings_of_preset(data, folder, group):
     return {"model": run["model"], "training": {**preset, **run["training"]}}
 
 
-def choose_settings(data, exists):
+def choose_settings(data, exists, optimizer="adam"):
     """Returns `{name: value}` of --preset or, without it, of the preset for this size of text and this machine.
 
     Logs the choice, unless the run exists already or the command line replaces all values of the preset.
@@ -306,10 +307,11 @@ def choose_settings(data, exists):
     Args:
         data: the corpus, see `data_arguments`.
         exists: whether the run exists already.
+        optimizer: name of the optimizer.
     """
     level, n_bytes, n_tokens = size_of_text(data)
     choice = chosen_preset(n_bytes)
-    settings = preset_settings(choice.preset, level, n_tokens, batch_divisor(choice.gpus), given_steps())
+    settings = preset_settings(choice.preset, level, n_tokens, batch_divisor(choice.gpus), given_steps(), optimizer)
     all_given = settings and set(settings) <= set(given(settings))
     if not exists and not all_given:
         sizes = values(SIZES, given_only=True)

@@ -46,6 +46,7 @@ from txl_programs.flag_values import (
     FLAGS,
     changed,
     check_used,
+    completed,
     config_of,
     define_flags,
     given,
@@ -111,7 +112,7 @@ def size_of_pairs(data):
     return max([1, *lines]), sum(sizes), tokens
 
 
-def choose_settings(data, exists):
+def choose_settings(data, exists, optimizer="adam"):
     """Returns `{name: value}` of --preset or, without it, of the preset for this size of data and this machine.
 
     Logs the choice, unless the run exists already, there is no data, or the command line replaces all values.
@@ -119,10 +120,11 @@ def choose_settings(data, exists):
     Args:
         data: the pairs, a `PairsConfig`.
         exists: whether the run exists already.
+        optimizer: name of the optimizer.
     """
     n_pairs, n_bytes, n_tokens = size_of_pairs(data)
     choice = chosen_preset(n_bytes)
-    settings = pair_settings(choice.preset, n_pairs, n_tokens, given_steps())
+    settings = pair_settings(choice.preset, n_pairs, n_tokens, given_steps(), optimizer)
     all_given = settings and set(settings) <= set(given(settings))
     if not exists and n_bytes and not all_given:
         sizes = values(PAIR_SIZES, given_only=True)
@@ -155,9 +157,10 @@ def settings_of(folder):
         return settings
     exists = bool(folder.steps())
     has_sizes = exists or FLAGS.warm_start_path or len(given(PAIR_SIZES)) == len(PAIR_SIZES)
-    preset = choose_settings(config_of(PairsConfig), exists) if FLAGS.preset or not has_sizes else {}
+    run = folder.read_config() if exists else {"model": {}, "training": {}}
+    optimizer = completed(OptimizerConfig, run["training"])["optimizer"]
+    preset = choose_settings(config_of(PairsConfig), exists, optimizer) if FLAGS.preset or not has_sizes else {}
     if exists:
-        run = folder.read_config()
         check_preset_of_run(preset, PAIR_SIZES, run["model"] | run["training"])
         settings["model"] = run["model"]
         settings["training"] = {**preset, **run["training"]}
