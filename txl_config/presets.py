@@ -33,10 +33,10 @@ SAMPLE_TOKENS = {"word": 50, "char": 200, "byte": 200, "subword": 60}  # level -
 BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> approximate bytes of a token
 # Settings that tiny and small share, and those of paper. They differ from the defaults of the flags.
 _SHARED = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
-# The learning rates of the presets are for Adam. Muon learns more with these.
-_MUON = {"tiny": 6e-3, "small": 3e-3}
-_PAIRS_MUON = 5e-3
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
+# The presets have learning rates for Adam. With Muon, they have these instead.
+_RATES_OF_MUON = {"tiny": 6e-3, "small": 3e-3}
+_RATE_OF_MUON_FOR_PAIRS = 5e-3
 
 
 def _sized(*sizes: int, segment: int, rows: int, **other_settings: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def preset_settings(
     if preset in ("base", "paper"):
         return recipe
     if optimizer == "muon":
-        recipe["learning_rate"] = _MUON[preset]
+        recipe["learning_rate"] = _RATES_OF_MUON[preset]
     segment = recipe["tgt_len"]
 
     def rows_of(max_rows: int, tokens: float) -> int:
@@ -161,7 +161,7 @@ def pair_settings(
     epoch = max(n_pairs / rows, n_tokens / tokens)
     schedule = schedule_for(train_steps or steps_for(epoch, 20, 500, max_steps))
     warmup = min(200, schedule["train_steps"] // 5)
-    rate = _PAIRS_MUON if optimizer == "muon" else rate
+    rate = _RATE_OF_MUON_FOR_PAIRS if optimizer == "muon" else rate
     batch = {"batch_size": rows, "batch_tokens": tokens, "learning_rate": rate, "warmup_steps": warmup}
     return {**dict(zip(PAIR_SIZES, sizes, strict=True)), **batch, **schedule}
 

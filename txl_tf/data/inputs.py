@@ -135,17 +135,17 @@ def _is_loop(folder: str, path: str) -> bool:
 
 
 @contextlib.contextmanager
-def naming_bad_names(name: str, path: str) -> Iterator[None]:
+def naming_bad_names(name: str, path: str, folder: str) -> Iterator[None]:
     """In this block, the error for a file whose name is not UTF-8 becomes a ParameterError that names the file.
 
     Args:
         name: the argument whose value is `path`.
-        path: a folder or pattern, for which the block looks for files.
+        path: the folder or pattern whose files the block looks for.
+        folder: the folder that contains all these files; "" for the current one.
     """
     try:
         yield
     except UnicodeDecodeError as error:
-        folder = _folder_of(path) if re.search(r"[*?[]", path) and not is_folder(path) else path
         paths = [
             os.path.join(parent, entry)
             for parent, folders, names in os.walk(folder or ".")
@@ -177,7 +177,7 @@ def matching(pattern: str) -> list[str]:
         UnicodeDecodeError: the name of a local file is not UTF-8; see `naming_bad_names`.
     """
     parts = _parts(pattern)
-    folder = _folder_of(pattern)
+    folder = folder_of(pattern)
     if _read_by_pyarrow(pattern):
         folder, _, names = pattern.rpartition("/")
         if any(c in folder for c in "*?["):
@@ -194,12 +194,12 @@ def matching(pattern: str) -> list[str]:
 
 def matches(path: str, pattern: str) -> bool:
     """Whether a pattern matches a path, as in `matching`. The path need not exist; it is the result of `real`."""
-    folder = _folder_of(pattern)
+    folder = folder_of(pattern)
     names = _parts(os.path.relpath(path, real(folder)))
     return names[:1] != [".."] and _match(names, _parts(pattern)[len(_parts(folder)) :])
 
 
-def _folder_of(pattern: str) -> str:
+def folder_of(pattern: str) -> str:
     """Returns the folder in which a pattern begins to have wildcards; "" for the current one."""
     return os.path.dirname(re.split(r"[*?[]", pattern)[0])
 

@@ -256,8 +256,9 @@ def read_corpus(
     usual = (TaggedConfig.n_sentences, (recorded or {}).get("n_sentences"))
     if config.dataset != TOWNS and config.n_sentences not in usual:
         check_left_out({"n_sentences": config.n_sentences}, "it is for dataset=towns")
-    vectors = "char_vectors", "bigram_vectors", "word_vectors"
-    inputs.check_options(config, "train_path", "valid_path", "test_path", "lexicon", *vectors)
+    inputs.check_options(
+        config, "train_path", "valid_path", "test_path", "lexicon", "char_vectors", "bigram_vectors", "word_vectors"
+    )
     texts, names = _read_splits(config)
     _warn_of_unseen(texts["train"], names["train"], config.token_level)
     if "valid" not in texts:

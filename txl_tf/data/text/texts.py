@@ -122,14 +122,14 @@ def find_named_files(data_path: Any, argument: str = "data_path") -> list[tuple[
     named_files = []
     for path in _paths_of(data_path, argument):
         if inputs.is_folder(path):
-            with inputs.naming_bad_names(argument, path):
+            root = path
+            with inputs.naming_bad_names(argument, path, root):
                 files = _files_in(path)
             what = "folder"
-            root = path
         elif _is_pattern(path):
-            with inputs.naming_bad_names(argument, path):
+            root = inputs.folder_of(path)
+            with inputs.naming_bad_names(argument, path, root):
                 matches = inputs.matching(path)
-            root = os.path.dirname(re.split(r"[*?[]", path)[0])
             # A folder and the files in it may both match.
             files = list(dict.fromkeys(file for match in matches for file in find_files([match], argument)))
             what = "pattern"
