@@ -53,7 +53,7 @@ SOURCE = np.array([[3, 4, 5, 6], [6, 3, 0, 0]], np.int32)
 @pytest.fixture(scope="module")
 def wide(model):
     """What a search with a length penalty finds whose beam is wider than all targets are many: `(ids, scores)`."""
-    return functools.cache(lambda length_penalty: model._beam_search(SOURCE, START, END, MOST, 400, length_penalty))
+    return functools.cache(lambda length_penalty: model._beam_search(SOURCE, START, END, MOST, 400, 400, length_penalty))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,41 @@ class Speller:
 
 @pytest.mark.parametrize("most", [3, 5, 6, 7, 9])
 def test_a_beam_does_not_prefer_a_target_because_the_right_one_could_not_end(most):
-    ids, scores = beam_search(Speller(), SOURCE[:1], START, END, most, 4, 0.6)
+    ids, scores = beam_search(Speller(), SOURCE[:1], START, END, most, 4, 4, 0.6)
     right = Speller.target[:most]
     assert ids[0, 0, : len(right)].numpy().tolist() == right and not ids[0, 0, len(right) :].numpy().any()
     assert float(scores[0, 0]) == pytest.approx(len(right) * np.log(0.99) / ((5 + len(right)) / 6) ** 0.6, rel=1e-4)
     assert np.all(np.diff(scores[0]) <= 0)
+
+
+class CountingSpeller(Speller):
+    """A `Speller` that counts its steps."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def decode_step(self, *arguments):
+        self.steps += 1
+        return super().decode_step(*arguments)
+
+
+def test_a_search_stops_when_the_targets_to_return_cannot_change():
+    steps = {}
+    for n_best in (1, 4):
+        speller = CountingSpeller()
+        beam_search(speller, SOURCE[:1], START, END, 20, 4, n_best, 0.6)
+        steps[n_best] = speller.steps
+    assert len(Speller.target) <= steps[1] < steps[4]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_the_best_target_alone_is_the_first_of_several(model, length_penalty):
+    source = np.random.default_rng(5).integers(3, 7, [8, 5]).astype(np.int32)
+    options = {"start": START, "end": END, "max_new_tokens": 9, "beam_size": 4, "length_penalty": length_penalty}
+    several, scores = model.generate(source, n_best=4, **options)
+    best, best_scores = model.generate(source, **options)
+    np.testing.assert_array_equal(best, several[:, 0])
+    np.testing.assert_allclose(best_scores, scores[:, 0], rtol=1e-5)
 
 
 @pytest.mark.ci
@@ -175,9 +205,9 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
 def test_rows_of_different_limits_are_searched_as_alone(model, size):
     source = np.random.default_rng(2).integers(3, 7, [6, 4]).astype(np.int32)
     limits = np.array([1, 2, 3, 5, 7, 7], np.int32)
-    together = beam_search(model, source, START, END, 7, size, 0.6, tf.constant(limits))
+    together = beam_search(model, source, START, END, 7, size, size, 0.6, tf.constant(limits))
     for b, most in enumerate(limits):
-        ids, scores = beam_search(model, source[b : b + 1], START, END, most, size, 0.6)
+        ids, scores = beam_search(model, source[b : b + 1], START, END, most, size, size, 0.6)
         np.testing.assert_array_equal(together[0][b], np.pad(ids[0], [[0, 0], [0, 7 - most]]))
         np.testing.assert_allclose(together[1][b], scores[0], rtol=1e-4)
     greedy, scores = sample_sequences(model, source, START, END, 7, None, tf.constant(limits))

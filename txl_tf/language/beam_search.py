@@ -1,7 +1,7 @@
 """Beam search, for language models and encoder-decoders.
 
 Shapes:
-    B: batch      K: beam_size      N: max_new_tokens      V: number of symbols
+    B: batch      K: beam_size      R: n_best      N: max_new_tokens      V: number of symbols
 """
 
 from collections.abc import Callable
@@ -32,13 +32,13 @@ def penalty_of(length: Any, length_penalty: Tensor) -> Any:
 
 def search(
     decode: Callable[..., Any], select: Callable[..., Any], caches: Any, start: Any, end: Any, max_new_tokens: Any,
-    beam_size: int, length_penalty: Tensor, limits: Tensor,
+    beam_size: int, n_best: int, length_penalty: Tensor, limits: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Searches the most likely texts of every row with `beam_size` hypotheses, whatever the model is.
 
     A step extends every hypothesis by every token. It keeps the `beam_size` finished texts with the best scores, and
     the `beam_size` most likely of the other hypotheses. A row is done if none of its hypotheses can still get a better
-    score than the worst of its finished texts. A hypothesis that has not ended after `max_new_tokens` is compared by
+    score than its `n_best` finished texts. A hypothesis that has not ended after `max_new_tokens` is compared by
     its current score, so that a worse one does not win only because it has ended.
 
     Args:
@@ -51,13 +51,14 @@ def search(
         end: id that ends a text, or `None`: no text ends before its limit.
         max_new_tokens: the largest number of tokens of a text.
         beam_size: number of hypotheses.
+        n_best: number of texts of each row to return, at most `beam_size`.
         length_penalty: alpha, float scalar tensor in the dtype of the log-probabilities. Scores are divided by
             `((5 + length) / 6)**alpha`.
         limits: int32 `[B]`, the largest number of tokens in each row. The result of a row does not depend on the other
             rows.
 
     Returns:
-        `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
+        `(ids, scores)`: int32 `[B, R, N]`, 0 after the end, and float `[B, R]`, the best first.
     """
     (batch,) = shape_of(limits)
     dtype = length_penalty.dtype
@@ -98,17 +99,17 @@ def search(
         return i + 1, *where_rows(i < limits, after, before), caches  # a row at its limit does not change any more
 
     def more(i, last, alive, totals, finished, scores, caches):
-        """Whether a hypothesis of a row can still get a better score than the worst of its finished texts."""
+        """Whether a hypothesis of a row can still get a better score than the worst of the texts to return."""
         # Log-probabilities can only fall, and penalties only grow.
         best = totals[:, 0] / penalty_of(limits, length_penalty)
-        return tf.reduce_any((i < limits) & (best > scores[:, -1]))
+        return tf.reduce_any((i < limits) & (best > scores[:, n_best - 1]))
 
     empty = tf.zeros([batch, beam_size, max_new_tokens], tf.int32)
     # At first, all hypotheses are equal, so only one of them counts.
     totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     state = (0, tf.fill([batch, beam_size], start), empty, totals, empty, tf.fill([batch, beam_size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
-    # If the search of a row stopped before its limit, all its finished texts are at least as good as the others.
+    # If the search of a row stopped before its limit, `n_best` finished texts are at least as good as the others.
     unended = totals / penalty_of(tf.minimum(i, limits), length_penalty)[:, None]
-    scores, best = tf.math.top_k(tf.concat([scores, unended], 1), beam_size)
+    scores, best = tf.math.top_k(tf.concat([scores, unended], 1), n_best)
     return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

@@ -235,10 +235,10 @@ def search_tokens(
     start = 0  # any id, because the first call of `decode` does not read it
     end = stop_token if has_stop_token else None
     limits = tf.fill([batch], room)
-    ids, scores = search(decode, select, first, start, end, room, beam_size, length_penalty, limits)
+    ids, scores = search(decode, select, first, start, end, room, beam_size, number, length_penalty, limits)
     if logits_processor is not None:
         ids = _checked_possible(ids, scores, stop_token, length_penalty)
-    ids = tf.reshape(ids[:, :number], [-1, room])
+    ids = tf.reshape(ids, [-1, room])
     prompt, lengths = repeated((prompt, lengths), number)
     has_ended = tf.cumsum(tf.cast(ids == stop_token, tf.int32), 1, exclusive=True) > 0
     new_lengths = tf.reduce_sum(tf.cast(~has_ended, tf.int32), 1)

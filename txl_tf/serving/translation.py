@@ -213,10 +213,10 @@ class TranslationSignatures(StoredModel):
         if search.beam_size == 1:
             ids, scores = sample_sequences(self.model, source, START_ID, END_ID, n_columns, None, limits, allowed)
             return ids[:, None], scores[:, None]
-        ids, scores = beam_search(
-            self.model, source, START_ID, END_ID, n_columns, search.beam_size, search.length_penalty, limits, allowed
-        )
-        return ids[:, : search.n_best], scores[:, : search.n_best]
+        return beam_search(
+            self.model, source, START_ID, END_ID, n_columns, search.beam_size, search.n_best, search.length_penalty,
+            limits, allowed,
+        )  # fmt: skip
 
     def _nll(self, source: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """The nll of each symbol of the targets, `[B, T]`; 0 at padding, which may be anywhere."""

@@ -6,7 +6,7 @@
     decode_step(ids, position, caches, sources, seen) -> log_probs, caches
 
 Shapes:
-    B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
+    B: batch      K: beam_size      R: n_best      N: max_new_tokens      V: target_vocab_size
 """
 
 import math
@@ -92,8 +92,8 @@ def generate(
     if not searches:
         return model._sample(source, start, end, limit, sampling if temperature else None, allowed=allowed)
     penalty = tf.constant(length_penalty, model.loss_dtype)
-    ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed=allowed)
-    return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
+    ids, scores = model._beam_search(source, start, end, limit, beam_size, int(n_best or 1), penalty, allowed=allowed)
+    return (ids[:, 0], scores[:, 0]) if n_best is None else (ids, scores)
 
 
 def _check_source(model: Any, source: Any) -> np.ndarray:
@@ -201,8 +201,8 @@ def _decoder(
 
 
 def beam_search(
-    model: Any, source: Tensor, start: Any, end: Any, max_new_tokens: int, beam_size: int, length_penalty: Any,
-    limits: Any = None, allowed: Any = None,
+    model: Any, source: Tensor, start: Any, end: Any, max_new_tokens: int, beam_size: int, n_best: int,
+    length_penalty: Any, limits: Any = None, allowed: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Searches the most likely targets of every source with `beam_size` hypotheses, see `search`.
 
@@ -212,13 +212,14 @@ def beam_search(
         start, end: ids with which targets begin and end.
         max_new_tokens: the largest number of tokens of a target.
         beam_size: number of hypotheses.
+        n_best: number of targets of each source to return, at most `beam_size`.
         length_penalty: alpha. Scores are divided by `((5 + length) / 6)**alpha`.
         limits: int32 `[B]`, the largest number of tokens in each row, by default `max_new_tokens`. The result of a row
             does not depend on the other rows.
         allowed: bool `[V]`, the symbols that a target may contain; by default all except padding.
 
     Returns:
-        `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
+        `(ids, scores)`: int32 `[B, R, N]`, 0 after the end, and float `[B, R]`, the best first.
     """
     batch = shape_of(source)[0]
     decode, caches = _decoder(model, source, beam_size, max_new_tokens, allowed)
@@ -228,4 +229,4 @@ def beam_search(
 
     limits = tf.fill([batch], max_new_tokens) if limits is None else limits
     penalty = tf.convert_to_tensor(length_penalty, model.loss_dtype)
-    return search(decode, select, caches, start, end, max_new_tokens, beam_size, penalty, limits)
+    return search(decode, select, caches, start, end, max_new_tokens, beam_size, n_best, penalty, limits)
