@@ -12,7 +12,7 @@ import tensorflow as tf
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.language.loop import where_rows
+from txl_tf.language.loop import static_shapes, where_rows
 
 NO_CHANCE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
 LENGTH_PENALTY = 0.6  # default
@@ -32,7 +32,7 @@ def penalty_of(length: Any, length_penalty: Tensor) -> Any:
 
 def search(
     decode: Callable[..., Any], select: Callable[..., Any], caches: Any, start: Any, end: Any, max_new_tokens: Any,
-    beam_size: int, n_best: int, length_penalty: Tensor, limits: Tensor,
+    beam_size: int, n_best: int, length_penalty: Tensor, limits: Tensor, cache_shapes: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Searches the most likely texts of every row with `beam_size` hypotheses, whatever the model is.
 
@@ -56,6 +56,7 @@ def search(
             `((5 + length) / 6)**alpha`.
         limits: int32 `[B]`, the largest number of tokens in each row. The result of a row does not depend on the other
             rows.
+        cache_shapes: static shapes of the caches that hold in every step; by default those of the first caches.
 
     Returns:
         `(ids, scores)`: int32 `[B, R, N]`, 0 after the end, and float `[B, R]`, the best first.
@@ -107,8 +108,12 @@ def search(
     empty = tf.zeros([batch, beam_size, max_new_tokens], tf.int32)
     # At first, all hypotheses are equal, so only one of them counts.
     totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
-    state = (0, tf.fill([batch, beam_size], start), empty, totals, empty, tf.fill([batch, beam_size], none), caches)
-    i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
+    last = tf.fill([batch, beam_size], start)
+    state = (tf.constant(0), last, empty, totals, empty, tf.fill([batch, beam_size], none), caches)
+    shapes = None if cache_shapes is None else (*static_shapes(state[:-1]), cache_shapes)
+    i, _, alive, totals, finished, scores, _ = tf.while_loop(
+        more, body, state, shape_invariants=shapes, parallel_iterations=1
+    )
     # If the search of a row stopped before its limit, `n_best` finished texts are at least as good as the others.
     unended = totals / penalty_of(tf.minimum(i, limits), length_penalty)[:, None]
     scores, best = tf.math.top_k(tf.concat([scores, unended], 1), n_best)

@@ -30,8 +30,9 @@ class NewTokens(NamedTuple):
 
 
 def decode_until_ended(
-    step: Callable, state: Any, room: Size, limits: Tensor, stops: Stops, filler: int | Tensor
-) -> NewTokens:
+    step: Callable, state: Any, room: Size, limits: Tensor, stops: Stops, filler: int | Tensor,
+    state_shapes: Any = None,
+) -> NewTokens:  # fmt: skip
     """Calls `step` until every row has ended.
 
     Args:
@@ -42,6 +43,7 @@ def decode_until_ended(
         limits: int32 `[B]`, the largest number of new tokens of each row, at most `room`.
         stops: `Stops`, which can end a row sooner.
         filler: token that pads the rows.
+        state_shapes: static shapes of the state that hold in every step; by default those before the first step.
 
     Returns:
         `NewTokens`. The last token of a row may be the stop token, or the token that completes a stop string.
@@ -75,9 +77,19 @@ def decode_until_ended(
 
     tail = tf.broadcast_to(stops.tail, [batch, shape_of(stops.tail)[1]])
     new = NewTokens(tf.fill([batch, room], filler), zeros, zeros > 0, zeros, state)
+    loop_vars = tf.constant(0), zeros >= limits, tail, new
+    shapes = None
+    if state_shapes is not None:
+        shapes = static_shapes((*loop_vars[:-1], new._replace(state=())))
+        shapes = *shapes[:-1], shapes[-1]._replace(state=state_shapes)
     return tf.while_loop(
-        lambda i, stopped, *_: ~tf.reduce_all(stopped), body, (0, zeros >= limits, tail, new), parallel_iterations=1
+        lambda i, stopped, *_: ~tf.reduce_all(stopped), body, loop_vars, shape_invariants=shapes, parallel_iterations=1
     )[-1]
+
+
+def static_shapes(tensors: Any) -> Any:
+    """The static shapes of nested tensors."""
+    return tf.nest.map_structure(lambda x: x.shape, tensors)
 
 
 def where_rows(condition: Tensor, new: Any, old: Any) -> Any:

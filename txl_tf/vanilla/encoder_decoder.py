@@ -305,9 +305,9 @@ class DecoderMemory(CachedMemory):
     Args:
         layer: the `DecoderLayer`.
         position: int scalar tensor, the position of the element.
-        cache: `(keys, values)` of the target so far, `[num_heads, batch, N, depth]` each, where N is the
-            largest length of a target. Only positions before `position` have a meaning.
-        source: `(keys, values)` of the encoder's output, see `source_heads`.
+        cache: `(keys, values)` of the elements before `position`, `[num_heads, batch, position, depth]` each.
+        source: `(keys, values)` of the encoder's output, see `source_heads`. Each source may have several targets, in
+            neighbouring rows.
         seen: bool, true at keys of the source that are seen; see `visible` in `MultiHeadAttention.attend`.
     """
 
@@ -337,16 +337,21 @@ class DecoderMemory(CachedMemory):
         if mha is self.layer.mha2 and k is self and v is self:
             self.attended.append("source")
             (q,) = mha.project(q, mha.wq)
-            return mha.attend(mha.turned(q, self.position), *self.source, self.seen)
+            return self._attend_to_source(mha, mha.turned(q, self.position))
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} does not attend by mha1 to the target and by mha2 to the source")
         self.attended.append("target")
-        positions = tf.range(shape_of(self.cache[0])[2])
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)  # [H, B, 1, D] each
         q, k = (mha.turned(x, self.position) for x in (q, k))
-        is_new = tf.cast(positions == self.position, q.dtype)[:, None]  # [N, 1], 1 at the new element
-        self.cache = tuple(old * (1 - is_new) + new * is_new for old, new in zip(self.cache, (k, v), strict=True))
-        return mha.attend(q, *self.cache, (positions <= self.position)[None])
+        self.cache = tuple(tf.concat([old, new], 2) for old, new in zip(self.cache, (k, v), strict=True))
+        return mha.attend(q, *self.cache)
+
+    def _attend_to_source(self, mha: Any, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The attention of queries `[H, B, 1, D]`. Those of one source read its keys and values together."""
+        n_head, batch, _, depth = shape_of(q)
+        sources = shape_of(self.source[0])[1]
+        output, probs = mha.attend(tf.reshape(q, [n_head, sources, -1, depth]), *self.source, self.seen)
+        return tf.reshape(output, [batch, 1, output.shape[-1]]), tf.reshape(probs, [n_head, batch, 1, -1])
 
     def updated_cache(self) -> tuple[Tensor, ...]:
         """The cache with the new element.

@@ -22,7 +22,7 @@ from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.beam_search import LENGTH_PENALTY, NO_CHANCE, check_length_penalty, search
-from txl_tf.language.loop import decode_until_ended
+from txl_tf.language.loop import decode_until_ended, static_shapes
 from txl_tf.language.sampling import check_sampling, sample_categorical, tempered, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
 from txl_tf.nn.checks import check_eager, int_array
@@ -174,7 +174,8 @@ def sample_sequences(
 
     state = tf.fill([batch], start), zeros, caches
     limits = tf.fill([batch], max_new_tokens) if limits is None else limits
-    new = decode_until_ended(step, state, max_new_tokens, limits, no_stops(1, end), filler=PADDING)
+    shapes = *static_shapes(state[:-1]), _growing(caches)
+    new = decode_until_ended(step, state, max_new_tokens, limits, no_stops(1, end), PADDING, shapes)
     return new.tokens, new.state[1]
 
 
@@ -198,6 +199,11 @@ def _decoder(
         return tf.where(allowed, log_probs, tf.constant(no_chance, log_probs.dtype)), caches
 
     return decode, caches
+
+
+def _growing(caches: Any) -> Any:
+    """Static shapes of the caches that hold in every step: any number of positions, which are axis 2."""
+    return tf.nest.map_structure(lambda x: tf.TensorShape([*x.shape[:2], None, *x.shape[3:]]), caches)
 
 
 def beam_search(
@@ -229,4 +235,6 @@ def beam_search(
 
     limits = tf.fill([batch], max_new_tokens) if limits is None else limits
     penalty = tf.convert_to_tensor(length_penalty, model.loss_dtype)
-    return search(decode, select, caches, start, end, max_new_tokens, beam_size, n_best, penalty, limits)
+    return search(
+        decode, select, caches, start, end, max_new_tokens, beam_size, n_best, penalty, limits, _growing(caches)
+    )

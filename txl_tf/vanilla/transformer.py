@@ -549,21 +549,20 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
             `(caches, sources, seen)`: the empty cache of targets, the keys and values of the source, and the mask of
             the source, true at tokens. If keys and values cannot be cached, they are the empty targets, the source, and
             `None`. Axis 1 of the caches, also of the empty targets, is the row: the beam search selects rows there.
+            Axis 2 is the position.
         """
         if self.why_not_cached() is not None:
             source = tf.repeat(source, rows_each, 0)
             return tf.zeros([1, shape_of(source)[0], max_new_tokens], tf.int32), source, None
-        return self._start_cached(source, rows_each, max_new_tokens)
+        return self._start_cached(source, rows_each)
 
-    def _start_cached(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
+    def _start_cached(self, source: Tensor, rows_each: int) -> tuple[Any, Any, Any]:
         """The state before the first step with cached keys and values, see `start_decoding`."""
         source = pack(source != PADDING, source)[1]
         padding_mask = create_padding_mask(source)  # [B, 1, 1, S]
         enc_output = self.encoder(source, padding_mask)
-        if rows_each > 1:
-            enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
         depth = self.d_model // self.num_heads
-        empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], max_new_tokens, depth], enc_output.dtype)
+        empty = tf.zeros([self.num_heads, shape_of(source)[0] * rows_each, 0, depth], enc_output.dtype)
         caches = tuple((empty, empty) for _ in self.decoder.stacked)  # keys and values of each layer
         seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])  # [1, B, 1, S]
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
@@ -601,7 +600,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
             """Decodes one dummy token. It is only traced: an error means that the model cannot be cached."""
             if not is_library(self, Transformer):
                 raise NotCacheable(f"{type(self).__name__} has its own call")
-            caches = self._start_cached(tf.ones([1, 1], tf.int32), 1, 1)
+            caches = self._start_cached(tf.ones([1, 1], tf.int32), 1)
             return self._cached_step(tf.ones([1], tf.int32), tf.constant(0), *caches)[0]
 
         def cached_and_whole():
@@ -610,7 +609,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
             source, target = (
                 1 + tf.range(length)[None] % (size - 1) for size in (self.input_vocab_size, self.target_vocab_size)
             )
-            caches, *rest = self._start_cached(source, 1, length)
+            caches, *rest = self._start_cached(source, 1)
             cached = []
             for i in range(length):
                 log_probs, caches = self._cached_step(target[:, i], tf.constant(i), caches, *rest)
