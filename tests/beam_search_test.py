@@ -53,7 +53,9 @@ SOURCE = np.array([[3, 4, 5, 6], [6, 3, 0, 0]], np.int32)
 @pytest.fixture(scope="module")
 def wide(model):
     """What a search with a length penalty finds whose beam is wider than all targets are many: `(ids, scores)`."""
-    return functools.cache(lambda length_penalty: model._beam_search(SOURCE, START, END, MOST, 400, 400, length_penalty))
+    return functools.cache(
+        lambda length_penalty: model._beam_search(SOURCE, START, END, MOST, 400, 400, length_penalty)
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from txl_tf.config import (
 from txl_tf.errors import ParameterError
 from txl_tf.runs.callbacks import StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.ensemble import members_of
 from txl_tf.runs.families.encoder_decoder import PairsRun
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import train_run
@@ -258,6 +259,89 @@ def test_the_programs(made, tmp_path):
 @pytest.fixture(scope="module")
 def tool(opened_once):
     yield from program("tools/translate.py")
+
+
+# ------------------------------------------------------------------------------------------------------------ ensembles
+
+
+@pytest.fixture(scope="module")
+def two(made):
+    """An ensemble of the latest checkpoint of the run and of an earlier one, and the vocabularies."""
+    runs = [txl_tf.load_run(made[0], name) for name in ("latest", "ckpt-25")]
+    return txl_tf.Ensemble([model for model, _ in runs]), runs[0][1]
+
+
+@pytest.mark.ci
+def test_the_program_translates_with_several_models(made, two, tool, tmp_path, capfd):
+    folder, _ = made
+    expected, alone = (
+        [best for (best,) in Translator(model, *two[1]).translate(["abc", "ca"])]
+        for model in (two[0], two[0].models[0])
+    )
+    sources = write_text(tmp_path / "in.txt", "abc\nca\n")
+    flags = f"--model_dir={folder}", f"--ensemble={folder}/ckpt-25", f"--input={sources}", "--scores"
+    assert run_here(tool, *flags) == 0
+    printed = capfd.readouterr()
+    assert mentions(printed.err, "ensemble", f"{folder}/ckpt-25")
+    for line, best, of_one in zip(printed.out.splitlines(), expected, alone, strict=True):
+        _, score, text = line.split("\t")
+        assert text == best.text and float(score) == pytest.approx(best.score, abs=1e-3)
+        assert float(score) != pytest.approx(of_one.score, abs=1e-2)
+
+
+@pytest.mark.ci
+def test_several_files_are_translated_again_after_the_ensemble_has_changed(made, tool, tmp_path, capfd):
+    """The program keeps the answers of a command that is interrupted. It must not use them for another ensemble."""
+    folder = shutil.copytree(made[0], tmp_path / "run")
+    other = shutil.copytree(made[0], tmp_path / "other")
+    (tmp_path / "in").mkdir()
+    for name in ("1.txt", "2.txt"):
+        write_text(tmp_path / "in" / name, "abc\nca\n")
+    flags = f"--model_dir={folder}", f"--ensemble={other}", f"--input={tmp_path / 'in'}", f"--output={tmp_path / 'out'}"
+    kept = []
+    for _ in range(3):
+        assert run_here(tool, *flags) == 0
+        kept.append("answered before" in capfd.readouterr().err)
+        if len(kept) == 2:
+            for path in other.glob("ckpt-60*"):
+                path.unlink()
+    assert kept == [False, True, False]
+
+
+@pytest.mark.parametrize("change", ["symbol", "max_len", "tagger", "nothing there"])
+def test_runs_that_cannot_translate_together_are_refused(made, tmp_path, change):
+    folder = RunFolder(made[0])
+    other = shutil.copytree(made[0], tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    if change == "symbol":
+        vocab = (other / "target_vocab.txt").read_text()
+        write_text(other / "target_vocab.txt", vocab.replace("A", "Z"))
+        del config["fingerprints"]
+    elif change == "max_len":
+        config["model"]["max_len"] += 1
+    elif change == "tagger":
+        config["family"] = "tener"
+    else:
+        other = tmp_path / "nothing"
+    write_text(tmp_path / "other" / "config.json", json.dumps(config))
+    with raises_parameter("ensemble", str(other)):
+        members_of(folder, [other])
+    with raises_parameter("ensemble", str(other)):
+        txl_tf.pipeline(made[0], ensemble=[str(other)])
+
+
+@pytest.mark.parametrize("given", [["."], ["ckpt-25", "ckpt-25"], "ckpt-25"], ids=str)
+def test_an_ensemble_of_one_checkpoint_twice_is_refused(made, given):
+    with raises_parameter("ensemble"):
+        txl_tf.pipeline(made[0], ensemble=[f"{made[0]}/{name}" for name in given] if isinstance(given, list) else given)
+
+
+def test_a_pipeline_takes_an_ensemble(made, two):
+    translate = txl_tf.pipeline(made[0], ensemble=[f"{made[0]}/ckpt-25"])
+    assert translate(["abc", "ca"]) == [found for (found,) in Translator(two[0], *two[1]).translate(["abc", "ca"])]
+
+
+# ---------------------------------------------------------------------------------------------------------- its input
 
 
 def test_a_source_that_cannot_be_translated_keeps_its_place(made, tool, tmp_path, capsys):

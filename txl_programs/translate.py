@@ -5,6 +5,7 @@
     txl-translate --model_dir=runs/deen --input='de/*.txt' --output=en/             (many files, see docs/scale.md)
     txl-translate --model_dir=runs/cmudict --pairs=test.tsv --beam_size=8           (error rates)
     txl-translate --model_dir=runs/deen --pairs=test.de,test.en --output=test.out   (and BLEU, chrF)
+    txl-translate --model_dir=runs/seed0 --ensemble=runs/seed1 --ensemble=runs/seed2 --input=test.de
 
 A line of input is a source sentence, a line of output its translation. With --n_best above 1, and with --scores, the
 output has n_best lines for every source: number<TAB>score<TAB>translation. The score is the log-probability in nats; a
@@ -40,6 +41,12 @@ from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
 
 define_line_flags("sources")
+flags.DEFINE_multi_string(
+    "ensemble",
+    [],
+    "Another run with the same vocabularies, or a checkpoint in one, such as runs/other/best: its model translates "
+    "together with that of --model_dir, by the mean of their probabilities. Give the flag once for each run.",
+)
 flags.DEFINE_list(
     "pairs", None, "File of source<TAB>target lines, or two files: translate the sources, and compare with the targets."
 )
@@ -68,6 +75,7 @@ from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.data.pairs.parallel import fitting
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.ensemble import load_model, members_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import (
     check_tokenizer,
@@ -162,7 +170,10 @@ def report(texts: list[str], references: list[list[str]], level: str, n_pairs: i
 
 def make_answering(folder: RunFolder, path: str) -> Answering:
     """Returns the `Answering` that translates lines as the flags say, with the checkpoint at `path`."""
-    model = folder.load_model(path)
+    members = members_of(folder, FLAGS.ensemble)
+    for member in members:
+        print(f"ensemble: {member.folder.name_of(member.path)} of {member.folder}", file=sys.stderr)
+    model = load_model(folder, path, members)
     source_vocab, target_vocab = vocabs_of(folder)
     translator = Translator(model, source_vocab, target_vocab, config_of(SearchConfig), FLAGS.batch_size)
     return Answering(translator.translate_lines, lines_of, counts_of)
@@ -222,6 +233,7 @@ def main() -> int:
     check_not_both("pairs", "input")
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
     vocabs = vocabs_of(folder)
+    members_of(folder, FLAGS.ensemble)  # raises before the sources are read
     model = TransformerConfig(**folder.read_config()["model"])
     if assumed := assumed_length(search, model):
         print(assumed, file=sys.stderr)

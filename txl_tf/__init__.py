@@ -42,6 +42,7 @@ from txl_tf.taggers.tener import Tener
 from txl_tf.training.optimization import make_optimizer
 from txl_tf.training.threads import set_threads
 from txl_tf.transformer_xl.network import TransformerXL
+from txl_tf.vanilla.ensemble import Ensemble
 from txl_tf.vanilla.transformer import Transformer
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BiLSTM",
     "Constraint",
+    "Ensemble",
     "FixedAttributeError",
     "Flat",
     "Lexicon",

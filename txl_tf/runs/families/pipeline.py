@@ -30,6 +30,7 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.language.sampling import SAMPLING
 from txl_tf.language.text_generator import TextGenerator
+from txl_tf.runs.ensemble import load_model, members_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
 from txl_tf.schema import check_names, check_type, keywords_of
@@ -56,7 +57,8 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | os.PathLike | None =
 
     Args:
         model_dir, ckpt_path, **changes: see `load_run`. A tagger also takes the arguments of `TaggingPipeline.open`:
-            `lexicon`, `skip_short_words`, and `max_seq_len`, the most tokens that are read at a time.
+            `lexicon`, `skip_short_words`, and `max_seq_len`, the most tokens that are read at a time. An
+            encoder-decoder also takes `ensemble`, see `TranslationPipeline.open`.
 
     Returns:
         The `Pipeline` of the family of the run.
@@ -162,6 +164,19 @@ class LanguagePipeline(Pipeline):
 
 class TranslationPipeline(Pipeline):
     """The pipeline of an encoder-decoder: translations of lines."""
+
+    @classmethod
+    def open(
+        cls, folder: RunFolder, path: str, *, ensemble: Sequence[str | os.PathLike] = (), **changes: Any
+    ) -> Pipeline:
+        """Makes the pipeline of a run. With `ensemble`, other runs translate together with it.
+
+        Args:
+            folder, path, **changes: see `Pipeline.open`.
+            ensemble: see `members_of`.
+        """
+        model = load_model(folder, path, members_of(folder, ensemble), **changes)
+        return cls(model, *folder.load_vocabs(), checkpoint=folder.name_of(path))
 
     _has_warned = False  # whether the warning about the assumed length of the targets was logged
 
