@@ -1,5 +1,6 @@
 """Runs of an encoder-decoder: training, resuming, translating, serving; one clear error for each kind of bad input."""
 
+import copy
 import importlib.util
 import json
 import re
@@ -308,7 +309,7 @@ def test_several_files_are_translated_again_after_the_ensemble_has_changed(made,
     assert kept == [False, True, False]
 
 
-@pytest.mark.parametrize("change", ["symbol", "max_len", "tagger", "nothing there"])
+@pytest.mark.parametrize("change", ["symbol", "lower_case", "max_len", "tagger", "nothing there"])
 def test_runs_that_cannot_translate_together_are_refused(made, tmp_path, change):
     folder = RunFolder(made[0])
     other = shutil.copytree(made[0], tmp_path / "other")
@@ -317,6 +318,8 @@ def test_runs_that_cannot_translate_together_are_refused(made, tmp_path, change)
         vocab = (other / "target_vocab.txt").read_text()
         write_text(other / "target_vocab.txt", vocab.replace("A", "Z"))
         del config["fingerprints"]
+    elif change == "lower_case":
+        config["source_vocab"]["lower_case"] = True
     elif change == "max_len":
         config["model"]["max_len"] += 1
     elif change == "tagger":
@@ -330,10 +333,35 @@ def test_runs_that_cannot_translate_together_are_refused(made, tmp_path, change)
         txl_tf.pipeline(made[0], ensemble=[str(other)])
 
 
-@pytest.mark.parametrize("given", [["."], ["ckpt-25", "ckpt-25"], "ckpt-25"], ids=str)
-def test_an_ensemble_of_one_checkpoint_twice_is_refused(made, given):
-    with raises_parameter("ensemble"):
-        txl_tf.pipeline(made[0], ensemble=[f"{made[0]}/{name}" for name in given] if isinstance(given, list) else given)
+@pytest.mark.parametrize("given", ["runs/other", None, 3, [3], [""], [b"runs/other"]], ids=str)
+def test_an_ensemble_is_a_list_of_paths(made, given):
+    with raises_parameter("ensemble", given):
+        txl_tf.pipeline(made[0], ensemble=given)
+
+
+@pytest.mark.parametrize("name", ["", "ckpt-25", "best", "best/ckpt-40"])
+def test_a_run_may_be_called_best(made, tmp_path, name):
+    """Its checkpoints are not those of a run around it."""
+    run = shutil.copytree(made[0], tmp_path / "best")
+    best = RunFolder(run).find_best()["step"]
+    path = str(run / name.replace("40", str(best)))
+    ((folder, checkpoint),) = members_of(RunFolder(made[0]), [path])
+    assert folder.path == str(run)
+    assert checkpoint == {"": f"{run}/ckpt-60", "ckpt-25": f"{run}/ckpt-25"}.get(name, f"{run}/best/ckpt-{best}")
+    assert [member.path for member in members_of(RunFolder(made[0]), [checkpoint])] == [checkpoint]
+
+
+def test_a_checkpoint_of_the_current_folder_is_not_taken_for_that_of_another_run(made, monkeypatch):
+    monkeypatch.chdir(made[0])
+    other = f"{made[0].parent}/run/../other/ckpt-25"
+    with raises_parameter("ensemble", other):
+        members_of(RunFolder(made[0]), [other])
+
+
+def test_a_copy_of_an_ensemble_translates_as_it_does(two):
+    ensemble, vocabs = two
+    expected = Translator(ensemble, *vocabs).translate(["abc"])
+    assert Translator(copy.copy(ensemble), *vocabs).translate(["abc"]) == expected
 
 
 def test_a_pipeline_takes_an_ensemble(made, two):

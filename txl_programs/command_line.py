@@ -22,7 +22,7 @@ from txl_programs.printing import on_one_line, program_name
 # Flags that name a file, a folder or an address: `refuse_empty` refuses "" as a name. Hyper-parameters are left out,
 # because `txl_config` checks them.
 _NAMES = (
-    "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "json_schema",
+    "ckpt_path", "corpus", "data_dir", "download_url", "ensemble", "figures", "font", "host", "input", "json_schema",
     "lexicon", "output", "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
 )  # fmt: skip
 
@@ -165,7 +165,7 @@ def refuse_stray(argv: Sequence[str]) -> None:
 def refuse_empty() -> None:
     """Ends the program if one of the flags `_NAMES` is empty. In a shell, an unset variable has this effect."""
     for name in given(_NAMES):
-        if FLAGS[name].value == "":
+        if FLAGS[name].value in ("", [""]):
             end(f"--{name} must not be empty: name a file, or leave it out", sys.argv)
 
 

@@ -45,7 +45,8 @@ flags.DEFINE_multi_string(
     "ensemble",
     [],
     "Another run with the same vocabularies, or a checkpoint in one, such as runs/other/best: its model translates "
-    "together with that of --model_dir, by the mean of their probabilities. Give the flag once for each run.",
+    "together with that of --model_dir, by the mean of their probabilities. Give the flag once for each run. "
+    "--ckpt_path is only for --model_dir.",
 )
 flags.DEFINE_list(
     "pairs", None, "File of source<TAB>target lines, or two files: translate the sources, and compare with the targets."
@@ -75,6 +76,7 @@ from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.data.pairs.parallel import fitting
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.files import absolute
 from txl_tf.runs.ensemble import load_model, members_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import (
@@ -233,7 +235,8 @@ def main() -> int:
     check_not_both("pairs", "input")
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
     vocabs = vocabs_of(folder)
-    members_of(folder, FLAGS.ensemble)  # raises before the sources are read
+    # Paths of checkpoints, so that all that follows opens the same ones, even if a member is still trained.
+    FLAGS.ensemble = [absolute(member.path) for member in members_of(folder, FLAGS.ensemble)]
     model = TransformerConfig(**folder.read_config()["model"])
     if assumed := assumed_length(search, model):
         print(assumed, file=sys.stderr)

@@ -119,7 +119,8 @@ def _answer_files(
     # The content of a file counts, not its path.
     flag_values |= {name: sha256(flag_values[name]) for name in _flags_of_files(flag_values)}
     if flag_values.pop("ensemble", None):
-        flag_values["ensemble"] = [sha256(f"{other}.index") for other in _ensemble_of(folder)]
+        members = members_of(folder, FLAGS.ensemble)
+        flag_values["ensemble"] = [[sha256(run.config_file), sha256(f"{other}.index")] for run, other in members]
     key = [program, flag_values, sha256(folder.config_file), sha256(f"{path}.index"), together]
     with naming_write_errors(FLAGS.output):
         tf.io.gfile.makedirs(FLAGS.output)
@@ -204,11 +205,6 @@ def _flags_of_files(flag_values: dict[str, Any]) -> list[str]:
     return [name for name, path in paths.items() if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)]
 
 
-def _ensemble_of(folder: RunFolder) -> list[str]:
-    """The paths of the checkpoints that --ensemble names; none in a program without this flag."""
-    return [member.path for member in members_of(folder, FLAGS.ensemble)] if "ensemble" in FLAGS else []
-
-
 def _with_progress(answer_blocks: Callable[[list[Block]], Iterable[str]], blocks: list[Block]) -> Generator[str]:
     """Answers blocks, and shows a progress bar if the standard output is a terminal.
 
@@ -242,8 +238,6 @@ def _answer_on_cluster(
     flag_values: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.present}
     flag_values |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
     flag_values |= {name: absolute(flag_values[name]) for name in _flags_of_files(flag_values)}
-    if other_paths := _ensemble_of(folder):
-        flag_values["ensemble"] = [absolute(other) for other in other_paths]
     make = functools.partial(make_in_worker, program, folder.task, flag_values)
     return answer_on_cluster(blocks, make, cluster)
 

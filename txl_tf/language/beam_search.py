@@ -36,9 +36,9 @@ def search(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Searches the most likely texts of every row with `beam_size` hypotheses, whatever the model is.
 
-    A step extends every hypothesis by every token. It keeps the `beam_size` finished texts with the best scores, and
-    the `beam_size` most likely of the other hypotheses. A row is done if none of its hypotheses can still get a better
-    score than its `n_best` finished texts. A hypothesis that has not ended after `max_new_tokens` is compared by
+    A step extends every hypothesis by every token. It keeps the `n_best` finished texts with the best scores, and the
+    `beam_size` most likely of the other hypotheses. A row is done if none of its hypotheses can still get a better
+    score than the worst of its finished texts. A hypothesis that has not ended after `max_new_tokens` is compared by
     its current score, so that a worse one does not win only because it has ended.
 
     Args:
@@ -74,7 +74,7 @@ def search(
             i: number of tokens that each hypothesis has, without the start.
             last: int32 `[B, K]`, the last token of each hypothesis.
             alive, totals: the hypotheses that have not ended, int32 `[B, K, N]`, and their log-probabilities `[B, K]`.
-            finished, scores: the best texts that have ended, int32 `[B, K, N]`, and their scores `[B, K]`.
+            finished, scores: the best texts that have ended, int32 `[B, R, N]`, and their scores `[B, R]`.
             caches: keys and values of the hypotheses.
         """
         before = (last, alive, totals, finished, scores)
@@ -87,7 +87,7 @@ def search(
             # The score of an impossible text stays `none`: a division would bring it closer to 0.
             penalty = penalty_of(i + 1, length_penalty)
             ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty, none)
-            scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), beam_size)
+            scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), n_best)
             finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
             sums = tf.where(tf.range(n_token) == end, none, sums)  # a hypothesis that is followed further has not ended
         totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), beam_size)
@@ -100,21 +100,22 @@ def search(
         return i + 1, *where_rows(i < limits, after, before), caches  # a row at its limit does not change any more
 
     def more(i, last, alive, totals, finished, scores, caches):
-        """Whether a hypothesis of a row can still get a better score than the worst of the texts to return."""
+        """Whether a hypothesis of a row can still get a better score than the worst of its finished texts."""
         # Log-probabilities can only fall, and penalties only grow.
         best = totals[:, 0] / penalty_of(limits, length_penalty)
-        return tf.reduce_any((i < limits) & (best > scores[:, n_best - 1]))
+        return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
     empty = tf.zeros([batch, beam_size, max_new_tokens], tf.int32)
     # At first, all hypotheses are equal, so only one of them counts.
     totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     last = tf.fill([batch, beam_size], start)
-    state = (tf.constant(0), last, empty, totals, empty, tf.fill([batch, beam_size], none), caches)
+    best_of_none = empty[:, :n_best], tf.fill([batch, n_best], none)
+    state = (tf.constant(0), last, empty, totals, *best_of_none, caches)
     shapes = None if cache_shapes is None else (*static_shapes(state[:-1]), cache_shapes)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(
         more, body, state, shape_invariants=shapes, parallel_iterations=1
     )
-    # If the search of a row stopped before its limit, `n_best` finished texts are at least as good as the others.
+    # If the search of a row stopped before its limit, all its finished texts are at least as good as the others.
     unended = totals / penalty_of(tf.minimum(i, limits), length_penalty)[:, None]
     scores, best = tf.math.top_k(tf.concat([scores, unended], 1), n_best)
     return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

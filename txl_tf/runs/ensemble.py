@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.files import real
+from txl_tf.files import absolute
 from txl_tf.runs.folder import RunFolder
 from txl_tf.vanilla.ensemble import Ensemble
 from txl_tf.vanilla.transformer import Transformer
+
+_COUNTING = ("min_freq", "max_size")  # arguments of a `Vocab` that do not change how it reads a text
 
 
 class Member(NamedTuple):
@@ -20,28 +23,30 @@ class Member(NamedTuple):
     path: str
 
 
-def members_of(folder: RunFolder, ensemble: Sequence[str | os.PathLike]) -> list[Member]:
+def members_of(folder: RunFolder, ensemble: Sequence[str | os.PathLike], changes: Any = None) -> list[Member]:
     """The runs that translate together with the run in `folder`. Their weights are not read yet.
 
     Args:
         folder: folder of an encoder-decoder.
-        ensemble: folders of other runs, or paths of checkpoints in runs, such as "runs/other/best". A folder stands for
-            the checkpoint that `load_run` opens by default.
+        ensemble: folders of other runs, or paths of checkpoints in runs, such as "runs/other/best". For a folder, the
+            checkpoint is the one that `load_run` opens by default.
+        changes: hyper-parameters that all models will have in place of their own, `{name: value}`.
 
     Raises:
-        ParameterError: an element is neither, or its run cannot be opened; or its vocabularies, or `max_len`, differ
-            from those of `folder`.
+        ParameterError: an element is neither the folder of a run nor a checkpoint; its run cannot be opened; or its
+            vocabularies, or `max_len`, differ from those of `folder`.
     """
-    if isinstance(ensemble, (str, os.PathLike)):
+    is_list = isinstance(ensemble, (list, tuple))
+    if not is_list or not all(isinstance(path, (str, os.PathLike)) and os.fspath(path) for path in ensemble):
         raise ParameterError("ensemble", ensemble, "a list of folders of runs")
-    return [_checked_member(folder, os.fspath(path)) for path in ensemble]
+    return [_checked_member(folder, os.fspath(path), changes or {}) for path in ensemble]
 
 
-def _checked_member(folder: RunFolder, path: str) -> Member:
+def _checked_member(folder: RunFolder, path: str, changes: Mapping[str, Any]) -> Member:
     """The member that an element of `ensemble` names. Its errors name `ensemble`."""
     try:
         member = _member(path)
-        _check_fits(folder, member.folder)
+        _check_fits(folder, member.folder, changes)
     except ParameterError as error:
         raise ParameterError("ensemble", path, error.allowed, f"ensemble={path}: {error}") from error
     return member
@@ -52,38 +57,41 @@ def _member(path: str) -> Member:
     folder = RunFolder(path, "encoder_decoder")
     if folder.has_config():
         return Member(folder, folder.find_checkpoint())
-    folder = RunFolder.around(path, "encoder_decoder")
-    if folder.has_config():
-        return Member(folder, folder.find_checkpoint(os.path.relpath(path, folder.path)))
+    parent, name = os.path.split(path)
+    for place in (parent, os.path.dirname(parent)):  # the second one is for checkpoints in `best` and `ema`
+        folder = RunFolder(place, "encoder_decoder")
+        if folder.has_config():
+            return Member(folder, folder.find_checkpoint(name if name in ("best", "latest") else absolute(path)))
     allowed = "the folder of a run, or a checkpoint in one, such as runs/other/best"
     raise ParameterError("ensemble", path, allowed, f"it must be {allowed}")
 
 
-def _check_fits(first: RunFolder, other: RunFolder) -> None:
-    """Raises ParameterError unless two runs have the same vocabularies and `max_len`."""
-    names = first.family.vocabs
-    for name, one, another in zip(names, first.load_vocabs(), other.load_vocabs(), strict=True):
-        if one.fingerprint() != another.fingerprint():
+def _check_fits(first: RunFolder, other: RunFolder, changes: Mapping[str, Any]) -> None:
+    """Raises ParameterError unless two runs read and write the same symbols, and equally many."""
+    for name, one, another in zip(first.family.vocabs, first.load_vocabs(), other.load_vocabs(), strict=True):
+        difference = another.difference(one)
+        if not difference and _reading(one) != _reading(another):
+            difference = f"its settings are {_reading(another)}, and those of the other are {_reading(one)}"
+        if difference:
             allowed = f"a run with the {name} of {first}"
-            raise ParameterError("ensemble", other.path, allowed, f"it must be {allowed}")
-    expected, found = (run.read_config()["model"]["max_len"] for run in (first, other))
+            raise ParameterError("ensemble", other.path, allowed, f"it must be {allowed}: {difference}")
+    expected, found = ({**run.read_config()["model"], **changes}["max_len"] for run in (first, other))
     if expected != found:
         allowed = f"a run with max_len={expected}, as {first}"
         raise ParameterError("ensemble", other.path, allowed, f"it must be {allowed}, got max_len={found}")
+
+
+def _reading(vocab: Vocab) -> dict[str, Any]:
+    """The settings of a vocabulary that say how it reads a text."""
+    return {name: value for name, value in vocab.get_config().items() if name not in _COUNTING}
 
 
 def load_model(folder: RunFolder, path: str, members: Sequence[Member] = (), **changes: Any) -> Transformer | Ensemble:
     """The model of a run with the weights of the checkpoint at `path`; with `members`, its `Ensemble` with them.
 
     Args: `**changes`: see `load_run`; they hold for all models.
-
-    Raises: as `load_run`. Also raises ParameterError if two models have the same checkpoint.
     """
-    opened = [Member(folder, path), *members]
-    paths = [real(member.path) for member in opened]
-    for i, member in enumerate(opened):
-        if paths[i] in paths[:i]:
-            message = f"ensemble: the checkpoint {member.path} is there twice, which changes no translation"
-            raise ParameterError("ensemble", member.path, "another checkpoint for each model", message)
-    models = [member.folder.load_model(member.path, **changes) for member in opened]
-    return Ensemble(models) if members else models[0]
+    model: Any = folder.load_model(path, **changes)
+    if not members:
+        return model
+    return Ensemble([model, *(run.load_model_for("ensemble", other, **changes) for run, other in members)])

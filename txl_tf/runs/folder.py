@@ -381,11 +381,10 @@ class RunFolder(CheckpointFolder):
         if complete is None:
             message = f"{error}\nno other checkpoint in {self} is complete"
             return ParameterError(argument, path, error.allowed, message)
-        name = os.path.basename(complete)
-        message = f"{error}\n{complete} is complete: --{argument}={name} takes it"
+        message = f"{error}\n--{argument}={complete} takes one that is complete"
         if path in self.checkpoints():
             message += f"; all programs take it once {path}.* are removed"
-        return ParameterError(argument, path, [name], message)
+        return ParameterError(argument, path, [complete], message)
 
     def name_of(self, path: str) -> str:
         """The name of a checkpoint for messages: "best, step 180", "latest, step 200", or else the path.
@@ -430,6 +429,10 @@ class RunFolder(CheckpointFolder):
 
     def load_model(self, ckpt_path: str | os.PathLike | None = None, **changes) -> keras.Model:
         """The model of the run, not compiled. Arguments and errors: see `load_run`."""
+        return self.load_model_for("ckpt_path", ckpt_path, **changes)
+
+    def load_model_for(self, argument: str, ckpt_path: Any, /, **changes) -> keras.Model:
+        """`load_model` for an `argument` of another name than `ckpt_path`, which the message of an error then has."""
         family = self.family
         arguments = self._arguments_with(changes)
 
@@ -442,7 +445,7 @@ class RunFolder(CheckpointFolder):
             load_weights(model, reader)
             return model
 
-        return self.with_checkpoint(ckpt_path, load)
+        return self.with_checkpoint(ckpt_path, load, argument)
 
     def _arguments_with(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of the model of the run, with `changes`.

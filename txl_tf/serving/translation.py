@@ -43,16 +43,15 @@ logger = logging.getLogger("txl_tf")
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:
     """The largest request to translate. The size of a row is an estimate, in bytes, of its arrays.
 
-    A row reads a source and generates a target. The decoder keeps the keys and values of both in its cache.
+    A row reads a source and generates `beam_size` targets. The decoder keeps the keys and values of all.
     """
     source_bytes = _row_bytes(model)
-    # Keys and values of a token, twice: a step copies the cache.
-    cache_bytes = 2 * 2 * model.num_layers * 4 * model.d_model * beam_size
+    cache_bytes = 2 * model.num_layers * 4 * model.d_model  # keys and values of a token
     scores_bytes = 16 * model.target_vocab_size * beam_size  # the scores of the symbols of the vocabulary
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
-        # The cache has room for the source, the target and, to be safe, 50 more positions.
-        return scores_bytes + source_bytes(tokens) + (tokens + new_tokens + 50) * cache_bytes
+        # A step copies the cache of the targets. To be safe, they have 50 more tokens.
+        return scores_bytes + source_bytes(tokens) + (tokens + 2 * beam_size * (new_tokens + 50)) * cache_bytes
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
 

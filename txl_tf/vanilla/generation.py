@@ -1,6 +1,6 @@
 """Generates targets with an encoder-decoder and cached keys and values: beam search, sampling, greedy search.
 
-`Transformer`, the `model` of most functions here, has two methods for them:
+`Transformer` and `Ensemble`, the `model` of most functions here, have two methods for them:
 
     start_decoding(source, rows_each, max_new_tokens) -> caches, sources, seen
     decode_step(ids, position, caches, sources, seen) -> log_probs, caches
@@ -38,7 +38,7 @@ def generate(
     """Generates targets by greedy search, sampling or beam search, in one graph with cached keys and values.
 
     Args:
-        model: `Transformer`. The function is its method.
+        model: `Transformer` or `Ensemble`. The function is its method.
         source: int `[batch, any]`, 0 at padding.
         start, end: ids with which targets begin and end. `end` may be `None`, except in a beam search.
         max_new_tokens: the largest number of tokens of a target, including the end; by default 100, or `max_len` if it
@@ -213,7 +213,7 @@ def beam_search(
     """Searches the most likely targets of every source with `beam_size` hypotheses, see `search`.
 
     Args:
-        model: `Transformer`.
+        model: `Transformer` or `Ensemble`.
         source: int `[B, S]`.
         start, end: ids with which targets begin and end.
         max_new_tokens: the largest number of tokens of a target.

@@ -543,7 +543,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, MemorylessModel, keras.Mo
         Args:
             source: int `[batch, any]`.
             rows_each: number of targets for each source, in neighbouring rows.
-            max_new_tokens: the largest number of tokens of a target.
+            max_new_tokens: the largest number of tokens of a target, for models whose keys and values cannot be cached.
 
         Returns:
             `(caches, sources, seen)`: the empty cache of targets, the keys and values of the source, and the mask of

@@ -17,6 +17,7 @@ from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID, encode_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.language.beam_search import check_length_penalty
+from txl_tf.vanilla.ensemble import Ensemble
 from txl_tf.vanilla.transformer import Transformer
 
 POOL = 50  # batches of sources that are read and sorted by length together
@@ -67,7 +68,7 @@ class PairAttention(NamedTuple):
 
 
 def most_symbols(
-    search: SearchConfig, lengths: int | tf.Tensor, model: Transformer | TransformerConfig
+    search: SearchConfig, lengths: int | tf.Tensor, model: Transformer | Ensemble | TransformerConfig
 ) -> int | tf.Tensor:
     """The largest number of symbols of a target, its end included.
 
@@ -120,7 +121,9 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
     check_length_penalty(search.length_penalty, search.beam_size > 1)
 
 
-def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
+def did_not_end(
+    number: int, among: int, search: SearchConfig, model: Transformer | Ensemble | TransformerConfig
+) -> str:
     """The message of a program that `number` of `among` translations are cut off."""
     advice = f"--max_new_tokens allows up to {model.max_len:,}"
     if search.max_new_tokens is not None:
@@ -141,7 +144,7 @@ def did_not_end(number: int, among: int, search: SearchConfig, model: Transforme
     return f"{number:,} of {among:,} translations did not end within {limit}, and are cut off: {advice}"
 
 
-def assumed_length(search: SearchConfig, model: Transformer | TransformerConfig) -> str | None:
+def assumed_length(search: SearchConfig, model: Transformer | Ensemble | TransformerConfig) -> str | None:
     """A message about the assumed lengths of targets, if neither the run nor the search specifies them."""
     if search.max_new_tokens is not None or model.target_lengths is not None:
         return None
@@ -155,7 +158,7 @@ class Translator:
     """Translates texts.
 
     Args:
-        model: `Transformer`.
+        model: `Transformer` or `Ensemble`.
         source_vocab, target_vocab: vocabularies of the model.
         search: `SearchConfig`.
         batch_size: number of sources to translate together.
@@ -165,8 +168,8 @@ class Translator:
     """
 
     def __init__(
-        self, model: Transformer, source_vocab: Vocab, target_vocab: Vocab, search: SearchConfig | None = None,
-        batch_size: int = 64,
+        self, model: Transformer | Ensemble, source_vocab: Vocab, target_vocab: Vocab,
+        search: SearchConfig | None = None, batch_size: int = 64,
     ) -> None:  # fmt: skip
         at_least(1)("batch_size", batch_size)
         self.model = model
@@ -230,7 +233,10 @@ class Translator:
 
         Raises:
             ValueError: a line is too long or cannot be encoded, see `translate`; or `which` is another word.
+            ParameterError: the model is an `Ensemble`, which has no attention of its own.
         """
+        if isinstance(self.model, Ensemble):
+            raise ParameterError("model", self.model, "a Transformer, whose attention can be computed")
         source_ids = self.encode(source)
         target_ids = np.array([END_ID])
         if target not in ("", b""):

@@ -175,7 +175,7 @@ class TranslationPipeline(Pipeline):
             folder, path, **changes: see `Pipeline.open`.
             ensemble: see `members_of`.
         """
-        model = load_model(folder, path, members_of(folder, ensemble), **changes)
+        model = load_model(folder, path, members_of(folder, ensemble, changes), **changes)
         return cls(model, *folder.load_vocabs(), checkpoint=folder.name_of(path))
 
     _has_warned = False  # whether the warning about the assumed length of the targets was logged
