@@ -41,7 +41,7 @@ class Ensemble:
     """
 
     def __init__(self, models: Sequence[Transformer]) -> None:
-        self._models = tuple(models) if isinstance(models, (list, tuple)) else ()
+        self._models: tuple[Transformer, ...] = tuple(models) if isinstance(models, (list, tuple)) else ()
         if len(self._models) < 2 or not all(isinstance(model, Transformer) for model in self._models):
             raise ParameterError("models", models, "a list of at least two Transformers")
         for name in ("input_vocab_size", "target_vocab_size", "max_len"):
