@@ -41,7 +41,7 @@ def test_an_update_is_nearly_orthogonal_and_keeps_the_singular_vectors(shape):
     assert 0.6 * 0.2 < rms < 1.3 * 0.2
 
 
-def test_bfloat16_rounds_the_factors_alone():
+def test_products_in_bfloat16_are_close():
     matrix = tf.constant(random(16, 16))
     rounded = orthogonalized(matrix, "bfloat16")
     assert rounded.dtype == tf.float32
@@ -60,7 +60,7 @@ needs_keras_muon = pytest.mark.skipif(
 
 
 @needs_keras_muon
-def test_a_model_moves_as_by_keras_s_muon(small_lm):
+def test_updates_equal_those_of_keras_muon(small_lm):
     """With decay, over three steps: kernels by Muon, the rest by AdamW."""
     lms = [small_lm() for _ in range(2)]
     decay = {"weight_decay": 0.1}
@@ -89,12 +89,14 @@ def test_the_layer_of_the_logits_and_weights_that_are_named_are_left_to_adamw():
         assert by_muon == {path for path in kernels if not (more and "ffn" in path)} != set()
 
 
-def test_two_replicas_update_as_one(two_replicas):
-    """Each has half of the gradient, and the sum is clipped."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_replicas_update_as_one(two_replicas, compiled):
+    """The first has a quarter of the gradient, the second the rest; the sum is clipped. They share the matrices."""
+    shapes = [(3, 4), (4,), (5, 2), (2, 2)]
 
     def make():
         optimizer = txl_tf.make_optimizer(0.1, train_steps=9, optimizer="muon", clip=0.3)
-        variables = [keras.Variable(random(3, 4)), keras.Variable(random(4))]
+        variables = [keras.Variable(random(*shape)) for shape in shapes]
         optimizer.build(variables)
         return optimizer, variables
 
@@ -106,17 +108,18 @@ def test_two_replicas_update_as_one(two_replicas):
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         double.apply([gradient * (0.25 + 0.5 * tf.cast(replica, tf.float32)) for gradient in gradients], found)
 
+    run = tf.function(two_replicas.run) if compiled else two_replicas.run
     for i in range(3):
-        gradients = [tf.constant(random(3, 4, seed=i + 1)), tf.constant(random(4, seed=i + 1))]
+        gradients = [tf.constant(random(*shape, seed=i + 1)) for shape in shapes]
         single.apply(gradients, expected)
-        two_replicas.run(step, args=(gradients,))
+        run(step, args=(gradients,))
     for variable, other in zip(found, expected, strict=True):
         for of_replica in two_replicas.experimental_local_results(variable.value):
             np.testing.assert_allclose(of_replica, other, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(double.gradient_norm, single.gradient_norm, rtol=1e-6)
 
 
-def test_a_saved_optimizer_goes_on():
+def test_a_saved_optimizer_resumes():
     def apply(optimizer, variable, seeds):
         for seed in seeds:
             optimizer.apply([tf.constant(random(3, 4, seed=seed))], [variable])

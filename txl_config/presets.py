@@ -34,7 +34,7 @@ BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> approximate 
 # Settings that tiny and small share, and those of paper. They differ from the defaults of the flags.
 _SHARED = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
-# The presets have learning rates for Adam. With Muon, they have these instead.
+# The presets have learning rates for Adam. With Muon, `tiny` and `small` have these instead.
 _RATES_OF_MUON = {"tiny": 6e-3, "small": 3e-3}
 _RATE_OF_MUON_FOR_PAIRS = 5e-3
 

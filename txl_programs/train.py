@@ -290,7 +290,7 @@ def settings_of_preset(data, folder, group):
     """
     exists = bool(folder.steps())
     run = {"model": {}, "training": {}, **(folder.read_config() if exists else {})}
-    optimizer = completed(OptimizerConfig, run["training"])["optimizer"]
+    optimizer = run["training"].get("optimizer", FLAGS.optimizer)
     preset = choose_settings(data, exists, optimizer) if FLAGS.preset or not exists else {}
     preset = accepted_settings(preset, group, run["model"] | run["training"])
     if not exists:
@@ -299,7 +299,7 @@ def settings_of_preset(data, folder, group):
     return {"model": run["model"], "training": {**preset, **run["training"]}}
 
 
-def choose_settings(data, exists, optimizer="adam"):
+def choose_settings(data, exists, optimizer):
     """Returns `{name: value}` of --preset or, without it, of the preset for this size of text and this machine.
 
     Logs the choice, unless the run exists already or the command line replaces all values of the preset.

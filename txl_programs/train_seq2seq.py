@@ -46,7 +46,6 @@ from txl_programs.flag_values import (
     FLAGS,
     changed,
     check_used,
-    completed,
     config_of,
     define_flags,
     given,
@@ -112,7 +111,7 @@ def size_of_pairs(data):
     return max([1, *lines]), sum(sizes), tokens
 
 
-def choose_settings(data, exists, optimizer="adam"):
+def choose_settings(data, exists, optimizer):
     """Returns `{name: value}` of --preset or, without it, of the preset for this size of data and this machine.
 
     Logs the choice, unless the run exists already, there is no data, or the command line replaces all values.
@@ -158,7 +157,7 @@ def settings_of(folder):
     exists = bool(folder.steps())
     has_sizes = exists or FLAGS.warm_start_path or len(given(PAIR_SIZES)) == len(PAIR_SIZES)
     run = folder.read_config() if exists else {"model": {}, "training": {}}
-    optimizer = completed(OptimizerConfig, run["training"])["optimizer"]
+    optimizer = run["training"].get("optimizer", FLAGS.optimizer)
     preset = choose_settings(config_of(PairsConfig), exists, optimizer) if FLAGS.preset or not has_sizes else {}
     if exists:
         check_preset_of_run(preset, PAIR_SIZES, run["model"] | run["training"])

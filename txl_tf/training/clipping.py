@@ -1,4 +1,4 @@
-"""Optimizers that clip the gradient of the whole batch: what all of `txl_tf.training.optimization` have in common."""
+"""Clips the gradient of the whole batch: the base class of the optimizers in `txl_tf.training.optimization`."""
 
 import functools
 import re
@@ -282,7 +282,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         iterations.assign_add(1)
 
     def _directions(self, strategy: Any, weights: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """Returns what `update_step` gets for each weight: here its gradient. The context is that of all replicas."""
+        """Returns what `update_step` gets for each weight: here its gradient. Called in the cross-replica context."""
         return grads
 
     def _update_weight(self, decays: bool, weight: tf.Variable, direction: Any, rate: Any) -> None:

@@ -20,7 +20,9 @@ RMS_OF_ADAMW = 0.2
 
 
 def orthogonalized(matrix: Tensor, product_dtype: Any) -> Any:
-    """The matrix with singular values of about 1 (0.7 to 1.2) and the same singular vectors, by Newton and Schulz.
+    """The matrix with the same singular vectors and singular values near 1, by the iteration of Newton and Schulz.
+
+    Singular values of at least 0.01 of the matrix's norm become 0.7 to 1.2. Smaller ones stay smaller, and zeros zero.
 
     Args:
         matrix: float `[m, n]`.
@@ -42,5 +44,5 @@ def orthogonalized(matrix: Tensor, product_dtype: Any) -> Any:
 
 
 def size_of_update(rows: int, columns: int) -> float:
-    """The factor of an orthogonal update. With it, the entries have the root mean square `RMS_OF_ADAMW`."""
+    """The factor of an orthogonal update, whose entries then have the root mean square `RMS_OF_ADAMW` at full rank."""
     return RMS_OF_ADAMW * max(rows, columns) ** 0.5

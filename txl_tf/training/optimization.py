@@ -99,15 +99,18 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
 class Muon(ClipAfterAverage, keras.optimizers.Optimizer):
     """Muon for the matrices of linear maps, see `txl_tf.training.muon`; AdamW for all other weights.
 
-    A weight is such a matrix if it has two dimensions and no expression of `left_to_adamw` is found in its path: as for
-    `keras.optimizers.Muon`, all kernels of our models except the last one, which computes logits.
+    A weight is such a matrix if it has two dimensions and no expression of `left_to_adamw` is found in its path. In our
+    models, these are the kernels, without that of the last layer of a `Transformer` or a `Tagger`.
 
     Args:
         learning_rate: a number or a schedule, for both kinds of weights.
         beta_1, beta_2, epsilon: those of AdamW.
         product_dtype: type of Muon's products, such as "bfloat16"; `None` for the type of the weights.
-        left_to_adamw: regular expressions.
+        left_to_adamw: regular expressions, for lower and upper case alike. They replace the default.
         **kwargs: arguments of `ClipAfterAverage` and `keras.optimizers.Optimizer`.
+
+    Raises:
+        ParameterError: `left_to_adamw` is not a list of strings.
     """
 
     def __init__(
@@ -121,6 +124,8 @@ class Muon(ClipAfterAverage, keras.optimizers.Optimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
+        if isinstance(left_to_adamw, str) or not all(isinstance(name, str) for name in left_to_adamw):
+            raise ParameterError("left_to_adamw", left_to_adamw, "a list of regular expressions")
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
@@ -134,14 +139,15 @@ class Muon(ClipAfterAverage, keras.optimizers.Optimizer):
         super().build(variables)
         for variable in variables:
             self.add_variable_from_reference(variable, "momentum")
-            path = variable.path.lower()
-            if len(variable.shape) != 2 or any(re.search(name, path) for name in self.left_to_adamw):
+            is_named = any(re.search(name, variable.path, re.IGNORECASE) for name in self.left_to_adamw)
+            if len(variable.shape) != 2 or is_named:
                 self.add_variable_from_reference(variable, "velocity")
 
     def _directions(self, strategy: Any, weights: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         """Returns the orthogonal updates of the matrices, and the gradients of the other weights.
 
-        The replicas take turns: each computes the updates of some matrices for all.
+        With a mirrored strategy, the replicas take turns: each computes the updates of some matrices for all. On a TPU,
+        each core computes all updates.
         """
         directions: list[Any] = []
         turn = 0
