@@ -358,6 +358,14 @@ def test_a_checkpoint_of_the_current_folder_is_not_taken_for_that_of_another_run
         members_of(RunFolder(made[0]), [other])
 
 
+def test_a_damaged_checkpoint_of_an_ensemble_is_named(made, tmp_path):
+    other = shutil.copytree(made[0], tmp_path / "other")
+    for path in other.glob("ckpt-60.data*"):
+        path.write_bytes(b"short")
+    with raises_parameter("ensemble", f"{other}/ckpt-60", [f"{other}/ckpt-50"]):
+        txl_tf.pipeline(made[0], ensemble=[other])
+
+
 def test_a_copy_of_an_ensemble_translates_as_it_does(two):
     ensemble, vocabs = two
     expected = Translator(ensemble, *vocabs).translate(["abc"])

@@ -381,10 +381,11 @@ class RunFolder(CheckpointFolder):
         if complete is None:
             message = f"{error}\nno other checkpoint in {self} is complete"
             return ParameterError(argument, path, error.allowed, message)
-        message = f"{error}\n--{argument}={complete} takes one that is complete"
+        name = complete if argument == "ensemble" else os.path.basename(complete)  # `ensemble` is a list of paths
+        message = f"{error}\n{complete} is complete: --{argument}={name} takes it"
         if path in self.checkpoints():
             message += f"; all programs take it once {path}.* are removed"
-        return ParameterError(argument, path, [complete], message)
+        return ParameterError(argument, path, [name], message)
 
     def name_of(self, path: str) -> str:
         """The name of a checkpoint for messages: "best, step 180", "latest, step 200", or else the path.
