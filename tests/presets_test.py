@@ -173,11 +173,9 @@ def test_a_prepared_text_has_the_preset_of_its_tokens(tmp_path, dataset, rows):
     txl_tf.prepare(data_dir=tmp_path, dataset=dataset)
     for tool in program("train.py"):
         tool.FLAGS(["train.py", "--model_dir=run", "--preset=paper"])
-        assert (
-            tool.choose_settings({"data_dir": str(tmp_path)}, exists=False, optimizer="adam")["train_batch_size"]
-            == rows
-        )
-        assert tool.size_of_text({"data_dir": str(tmp_path)})[0] == ("char" if dataset == "text8" else "word")
+        data = {"data_dir": str(tmp_path)}
+        assert tool.choose_settings(data, exists=False, optimizer="adam")["train_batch_size"] == rows
+        assert tool.size_of_text(data)[0] == ("char" if dataset == "text8" else "word")
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

@@ -109,8 +109,8 @@ def search(
     # At first, all hypotheses are equal, so only one of them counts.
     totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     last = tf.fill([batch, beam_size], start)
-    best_of_none = empty[:, :n_best], tf.fill([batch, n_best], none)
-    state = (tf.constant(0), last, empty, totals, *best_of_none, caches)
+    no_texts = empty[:, :n_best], tf.fill([batch, n_best], none)  # `finished` and `scores`
+    state = (tf.constant(0), last, empty, totals, *no_texts, caches)
     shapes = None if cache_shapes is None else (*static_shapes(state[:-1]), cache_shapes)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(
         more, body, state, shape_invariants=shapes, parallel_iterations=1

@@ -80,8 +80,7 @@ def decode_until_ended(
     loop_vars = tf.constant(0), zeros >= limits, tail, new
     shapes = None
     if state_shapes is not None:
-        shapes = static_shapes((*loop_vars[:-1], new._replace(state=())))
-        shapes = *shapes[:-1], shapes[-1]._replace(state=state_shapes)
+        shapes = *static_shapes(loop_vars[:-1]), static_shapes(new)._replace(state=state_shapes)
     return tf.while_loop(
         lambda i, stopped, *_: ~tf.reduce_all(stopped), body, loop_vars, shape_invariants=shapes, parallel_iterations=1
     )[-1]

@@ -67,7 +67,7 @@ def _member(path: str) -> Member:
 
 
 def _check_fits(first: RunFolder, other: RunFolder, changes: Mapping[str, Any]) -> None:
-    """Raises ParameterError unless two runs read and write the same symbols, and equally many."""
+    """Raises ParameterError if the vocabularies or the `max_len` of two runs differ."""
     for name, one, another in zip(first.family.vocabs, first.load_vocabs(), other.load_vocabs(), strict=True):
         difference = another.difference(one)
         if not difference and _reading(one) != _reading(another):

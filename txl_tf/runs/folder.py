@@ -433,7 +433,7 @@ class RunFolder(CheckpointFolder):
         return self.load_model_for("ckpt_path", ckpt_path, **changes)
 
     def load_model_for(self, argument: str, ckpt_path: Any, /, **changes) -> keras.Model:
-        """`load_model` for an `argument` of another name than `ckpt_path`, which the message of an error then has."""
+        """`load_model` with errors that name `argument` in place of `ckpt_path`."""
         family = self.family
         arguments = self._arguments_with(changes)
 

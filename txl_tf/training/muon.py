@@ -22,7 +22,8 @@ RMS_OF_ADAMW = 0.2
 def orthogonalized(matrix: Tensor, product_dtype: Any) -> Any:
     """The matrix with the same singular vectors and singular values near 1, by the iteration of Newton and Schulz.
 
-    Singular values of at least 0.01 of the matrix's norm become 0.7 to 1.2. Smaller ones stay smaller, and zeros zero.
+    Singular values of at least 0.01 of the matrix's norm become 0.7 to 1.2. Much smaller ones do not get so far, and zeros
+    stay 0.
 
     Args:
         matrix: float `[m, n]`.
@@ -44,5 +45,5 @@ def orthogonalized(matrix: Tensor, product_dtype: Any) -> Any:
 
 
 def size_of_update(rows: int, columns: int) -> float:
-    """The factor of an orthogonal update, whose entries then have the root mean square `RMS_OF_ADAMW` at full rank."""
+    """The factor of an orthogonal update. An update of full rank then has the root mean square `RMS_OF_ADAMW`."""
     return RMS_OF_ADAMW * max(rows, columns) ** 0.5

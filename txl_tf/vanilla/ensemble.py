@@ -3,23 +3,22 @@
     ensemble = txl_tf.Ensemble([first, second])
     ids, scores = ensemble.generate(source, start=1, end=2, beam_size=4)
 
-In each step, the probability of a token is the mean of the probabilities that the models give it. Models of one
-configuration that were trained with different seeds make different errors, so together they make fewer (docs/
-transformer.md).
+In each step, the probability of a token is the mean of the probabilities that the models give it. Models that were
+trained with different seeds make different errors, so together they usually make fewer.
 
 Shapes:
     B: batch      V: target_vocab_size
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.nn.settings import add_user, compiled_method
+from txl_tf.nn.settings import Settings, add_user, compiled_method
 from txl_tf.vanilla import generation
 from txl_tf.vanilla.transformer import Transformer
 
@@ -49,7 +48,6 @@ class Ensemble:
             if len({*sizes}) > 1:
                 allowed = f"Transformers with one {name}"
                 raise ParameterError("models", models, allowed, f"models must be {allowed}, got {sizes}")
-        self._graphs: dict[str, Any] = {}
         for model in self._models:
             add_user(model, self)
 
@@ -71,7 +69,8 @@ class Ensemble:
 
     @property
     def max_len(self) -> int:
-        """The most tokens of a source or of a target: of a model whose `max_len` was changed, if it is the smallest."""
+        """The most tokens of a source or of a target."""
+        # The models began with one `max_len`, but that of each can be set.
         return min(model.max_len for model in self._models)
 
     @property
@@ -84,15 +83,9 @@ class Ensemble:
         """The dtype of the scores, that of the first model."""
         return self._models[0].loss_dtype
 
-    def cached_result(self, name: str, make: Callable[[], Any]) -> Any:
-        """The result of `make()`, a compiled graph, see `Settings.cached_result`."""
-        if name not in self._graphs:
-            self._graphs[name] = make()
-        return self._graphs[name]
-
-    def drop_graphs(self) -> None:
-        """Drops the compiled graphs. A model calls it when one of its settings or parts changes."""
-        self._graphs.clear()
+    # A model drops the graphs of its ensembles when one of its settings or parts changes, see `add_user`.
+    cached_result = Settings.cached_result
+    drop_graphs = Settings.drop_graphs
 
     generate = generation.generate
     _beam_search = compiled_method(reduce_retracing=True)(generation.beam_search)

@@ -121,9 +121,7 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
     check_length_penalty(search.length_penalty, search.beam_size > 1)
 
 
-def did_not_end(
-    number: int, among: int, search: SearchConfig, model: Transformer | Ensemble | TransformerConfig
-) -> str:
+def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
     """The message of a program that `number` of `among` translations are cut off."""
     advice = f"--max_new_tokens allows up to {model.max_len:,}"
     if search.max_new_tokens is not None:

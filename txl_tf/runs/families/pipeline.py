@@ -165,6 +165,8 @@ class LanguagePipeline(Pipeline):
 class TranslationPipeline(Pipeline):
     """The pipeline of an encoder-decoder: translations of lines."""
 
+    _has_warned = False  # whether the warning about the assumed length of the targets was logged
+
     @classmethod
     def open(
         cls, folder: RunFolder, path: str, *, ensemble: Sequence[str | os.PathLike] = (), **changes: Any
@@ -177,8 +179,6 @@ class TranslationPipeline(Pipeline):
         """
         model = load_model(folder, path, members_of(folder, ensemble, changes), **changes)
         return cls(model, *folder.load_vocabs(), checkpoint=folder.name_of(path))
-
-    _has_warned = False  # whether the warning about the assumed length of the targets was logged
 
     def translate_lines(
         self, lines: Lines, name: str = "source", strict: bool = True, batch_size: int = 64, **options: Any
