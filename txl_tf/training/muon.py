@@ -22,8 +22,8 @@ RMS_OF_ADAMW = 0.2
 def orthogonalized(matrix: Tensor, product_dtype: Any) -> Any:
     """The matrix with the same singular vectors and singular values near 1, by the iteration of Newton and Schulz.
 
-    Singular values of at least 0.01 of the matrix's norm become 0.7 to 1.2. Much smaller ones do not get so far, and zeros
-    stay 0.
+    Singular values of at least 0.01 of the matrix's norm become 0.7 to 1.2. Much smaller ones do not get so far, and
+    zeros stay 0.
 
     Args:
         matrix: float `[m, n]`.
